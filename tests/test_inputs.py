@@ -462,7 +462,12 @@ def test_an_option_that_takes_all_memory_is_named_with_the_most_that_fits(option
     with pytest.raises(InputError, match=f"^{option}: {says}") as caught:
         Deployment(**{option: asked}).resolved(model, H100)
     most = int(caught.value.remedy.removeprefix("use at most "))
-    assert Deployment(**{option: most}, max_model_len=16).resolved(model, H100).kv.blocks > 0
+    if option == "max_num_seqs":
+        # They fit, but not into a step.
+        with pytest.raises(InputError, match=f"^max_num_batched_tokens: .* give at least {most}"):
+            Deployment(**{option: most}, max_model_len=16).resolved(model, H100)
+    else:
+        assert Deployment(**{option: most}, max_model_len=16).resolved(model, H100).kv.blocks > 0
     with pytest.raises(InputError, match=f"^{option}: .* use at most {most}"):
         Deployment(**{option: most + 1}).resolved(model, H100)
     with pytest.raises(InputError, match=f"^{option}: is more than any engine takes"):
@@ -535,6 +540,18 @@ def test_defaults_follow_the_gpu():
     small = Deployment().resolved(model, load_hardware("a100_sxm"))
     assert (large.sizes.max_num_seqs, large.sizes.max_num_batched_tokens) == (1024, 8192)
     assert (small.sizes.max_num_seqs, small.sizes.max_num_batched_tokens) == (256, 2048)
+
+
+def test_vllm_runs_no_more_requests_than_a_step_has_tokens():
+    model = load_model("Qwen/Qwen3-8B")
+    few = Deployment(max_num_batched_tokens=512)
+    assert few.resolved(model, H100).sizes.max_num_seqs == 512
+    problem = "512 tokens a step are fewer than the 600 requests that may run at once, which vllm"
+    with pytest.raises(InputError, match=f"^max_num_batched_tokens: {problem} refuses"):
+        replace(few, max_num_seqs=600).resolved(model, H100)
+    # SGLang's budget is of prompts alone.
+    other = replace(few, max_num_seqs=600, engine="sglang").resolved(model, H100)
+    assert other.sizes.max_num_seqs == 600
 
 
 def test_an_fp8_cache_holds_twice_the_tokens():
@@ -693,7 +710,7 @@ def test_loads_without_a_command(load, complaint):
 def test_a_model_that_does_not_fit_is_refused_with_every_engine(engine):
     with pytest.raises(InputError, match=r"meta-llama/Llama-2-70b-hf.*needs .* GiB"):
         physim.Case.from_options(
-            "meta-llama/Llama-2-70b-hf", gpu="h100_sxm", engine=engine, max_num_seqs=64
+            "meta-llama/Llama-2-70b-hf", gpu="h100_sxm", max_num_seqs=64
         )
 
 

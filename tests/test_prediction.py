@@ -421,13 +421,7 @@ def test_percentiles_of_clients_who_wait_in_line_are_the_replays(clients, seats)
     [
         {"rate": 12, "arrival": "poisson", "input_tokens": 786},
         {"concurrency": 32, "requests": 600, "input_tokens": 786, "output_tokens": 251},
-        pytest.param(
-            {"stages": [(3, 40), (10, 40)], "arrival": "poisson", "input_tokens": 1500},
-            marks=pytest.mark.xfail(
-                reason="needs a fluid that tells how many steps have two prompts: about one gap in "
-                "a hundred is of such a step, so its p99 is twice the replay's"
-            ),
-        ),
+        {"stages": [(3, 40), (10, 40)], "arrival": "poisson", "input_tokens": 1500},
     ],
 )
 def test_gaps_between_tokens_are_the_replays(load):

@@ -247,6 +247,8 @@ class Engine:
             steps.
         splits_budget: Whether data-parallel ranks get equal parts of the default token budget, else
             each the whole.
+        slots_within_budget: Whether it refuses to run more requests at once than a step has tokens,
+            and by default runs no more.
         hands_first_token: Whether a server that computes prompts for another hands their first
             tokens on with the KV blocks; see `physim.service.policy.Policy`.
         reserved_tokens: Tokens that a server that decodes keeps free for each of its requests when
@@ -279,6 +281,7 @@ class Engine:
     check_layout: Callable[[Parallelism], None] = _any_layout
     has_receive_interval: bool = False
     splits_budget: bool = False
+    slots_within_budget: bool = False
     hands_first_token: bool = True
     reserved_tokens: int | None = None
     exchanges: tuple[str, ...] = ALL2ALL

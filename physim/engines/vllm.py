@@ -139,6 +139,8 @@ ENGINE = Engine(
     # vllm/benchmarks/forward
     times_batches=True,
     # docs/design/metrics.md
+    # vllm/config/scheduler.py and, by default, vllm/engine/arg_utils.py.
+    slots_within_budget=True,
     counters=Counters(
         requests="vllm:request_success_total",
         prompt="vllm:prompt_tokens_total",

@@ -71,7 +71,7 @@ def reciprocal_gamma(beyond_one: Number) -> Number:
     return functools.reduce(lambda value, one: value * place + one, reversed(_COEFFICIENTS))
 
 
-def standard_normal(points: Float[AnyArray, " points"]) -> Float[AnyArray, " points"]:
+def standard_normal(points: Float[AnyArray, "*n"]) -> Float[AnyArray, "*n"]:
     """Quantiles of a normal distribution, but for its ends."""
     # Of `ndtri`, which is the same, six loops would be compiled.
     return np.sqrt(2.0) * jax.scipy.special.erfinv((1 - 2 * LITTLE) * (2 * points - 1.0))
@@ -83,8 +83,8 @@ def log_deviation(cv2: Float[AnyArray, " kinds"]) -> Float[AnyArray, " kinds"]:
 
 
 def lognormal(
-    sigma: Float[AnyArray, "*n"], points: Float[AnyArray, " points"]
-) -> Float[AnyArray, "*n"]:
+    sigma: Float[AnyArray, "*#n"], points: Float[AnyArray, "*#n"]
+) -> Float[AnyArray, "*#n"]:
     """Quantiles of log-normal distributions of mean one."""
     quantile = standard_normal(points)
     return jnp.exp(sigma * quantile - sigma**2 / 2)

@@ -9,7 +9,6 @@ functions of what they depend on.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -282,10 +281,8 @@ def _of_kinds(
     kind_s = jnp.append(local.decode_only, local.kind[_ORDER] - local.kind_more[_ORDER])
     least = jnp.array([0.0, 1.0, 0.0])[:, None]
     of_kind = jnp.concatenate([least, _added_by_kind(local)[:, _ORDER]], axis=1)
-    own, *added = of_kinds_at(
-        points, ends[:-1] / ends[-1], jnp.concatenate([kind_s[None], of_kind])
-    )
-    return own + _added_s(local, added, spread)
+    drawn_s = of_kinds_at(points, ends[:-1] / ends[-1], jnp.concatenate([kind_s[None], of_kind]))
+    return drawn_s[0] + _added_s(local, drawn_s[1:], spread)
 
 
 def _added_by_kind(local: Local) -> Float[AnyArray, "of kinds"]:
@@ -303,7 +300,7 @@ def _added_by_kind(local: Local) -> Float[AnyArray, "of kinds"]:
 
 
 def _added_s(
-    local: Local, of_kind: Sequence[Float[AnyArray, " points"]], spread: Float[AnyArray, " points"]
+    local: Local, of_kind: Float[AnyArray, "of points"], spread: Float[AnyArray, " points"]
 ) -> Float[AnyArray, " points"]:
     """What prompts add to steps at points, seconds: that follows from their tokens.
 
@@ -313,7 +310,7 @@ def _added_s(
         spread: Where in the distribution of their tokens the points are.
     """
     scale, tokens, deviation = of_kind
-    tokens *= lognormal(deviation, spread)
+    tokens = tokens * lognormal(deviation, spread)
     return scale * added_s(local.kind_tokens, local.kind_more, tokens)
 
 

@@ -212,14 +212,7 @@ class Deployment(EngineRequest):
         # Layers that attend in chunks were made for contexts of many of them, which take more than
         # a node's memory: by default one chunk is served.
         max_model_len = self.max_model_len or min(model.max_position, model.chunk or _UNLIMITED)
-        default = profile.limits_on(gpu.key, gpu.memory_bytes / GIB)
-        budget = default.max_num_batched_tokens
-        budget //= self.parallelism.dp if engine.splits_budget else 1
-        sizes = Sizes(
-            max_num_seqs=self.max_num_seqs or default.max_num_seqs,
-            max_num_batched_tokens=self.max_num_batched_tokens or max(budget, 1),
-            max_model_len=max_model_len,
-        )
+        sizes = self._sizes(engine, profile, gpu, max_model_len)
         draft = self._draft(model)
         is_async = self.async_scheduling
         if is_async is None:
@@ -282,6 +275,7 @@ class Deployment(EngineRequest):
         )
         if self.kv_blocks is None:
             self._check_one_fits(server)
+        self._check_slots(engine, sizes)
         return server
 
     def _exchange(self, engine: Engine, gpu: Hardware) -> str:
@@ -413,6 +407,31 @@ class Deployment(EngineRequest):
             activations=working_bytes(kept, model, layout, sizes),
             kv_block=cache.token_bytes * self.block_size,
         )
+
+    def _sizes(
+        self, engine: Engine, profile: EngineProfile, gpu: Hardware, max_model_len: int
+    ) -> Sizes:
+        """The engine's limits: as asked for, else its defaults on the GPU."""
+        default = profile.limits_on(gpu.key, gpu.memory_bytes / GIB)
+        budget = default.max_num_batched_tokens
+        budget //= self.parallelism.dp if engine.splits_budget else 1
+        budget = self.max_num_batched_tokens or max(budget, 1)
+        slots = default.max_num_seqs
+        if engine.slots_within_budget:
+            slots = min(slots, budget)
+        return Sizes(self.max_num_seqs or slots, budget, max_model_len)
+
+    @staticmethod
+    def _check_slots(engine: Engine, sizes: Sizes) -> None:
+        """Refuses more requests at once than a step has tokens, where the engine does."""
+        slots, budget = sizes.max_num_seqs, sizes.max_num_batched_tokens
+        if engine.slots_within_budget and slots > budget:
+            raise InputError(
+                "max_num_batched_tokens",
+                f"{budget} tokens a step are fewer than the {slots} requests that may run at once, "
+                f"which {engine.name} refuses",
+                f"give at least {slots}, or lower max_num_seqs",
+            )
 
     def _check_sizes(
         self, model: ModelArch, profile: EngineProfile, sizes: Sizes, memory: Memory
