@@ -406,14 +406,11 @@ def _never(servers: Servers, asked: Requirements, most: Int[np.ndarray, " n"]) -
         )
     for one in asked.objectives:
         best = float(np.min(found.bounded_by(one)))
-        smaller = ""
-        if one.metric == "itl" and one.statistic != "mean":
-            smaller = "try a smaller --max-num-batched-tokens, "
         if one.statistic != EACH and best > one.seconds:
             return InputError(
                 f"slo {one.name}={one.seconds * 1e3:g}ms",
                 f"is missed by all {len(most)} servers: {best * 1e3:.3g} ms at best",
-                f"{smaller}relax it, or allow more GPUs (--max-gpus) or others",
+                "relax it, or allow more GPUs (--max-gpus) or others",
             )
     return InputError(
         "objectives",
