@@ -710,7 +710,7 @@ def test_loads_without_a_command(load, complaint):
 def test_a_model_that_does_not_fit_is_refused_with_every_engine(engine):
     with pytest.raises(InputError, match=r"meta-llama/Llama-2-70b-hf.*needs .* GiB"):
         physim.Case.from_options(
-            "meta-llama/Llama-2-70b-hf", gpu="h100_sxm", max_num_seqs=64
+            "meta-llama/Llama-2-70b-hf", gpu="h100_sxm", engine=engine, max_num_seqs=64
         )
 
 

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
+from physim.batching.arrival_numbers import none_and_one
 from physim.batching.guards import HARDLY, LITTLE, TINY
 from physim.types import AnyArray, Number, Scalar
 
@@ -98,10 +99,8 @@ def prefill_share(mean: Scalar, arrival_cv2: Scalar, most: Scalar) -> Scalar:
     """
     mean = jnp.minimum(mean, most)
     arrival_cv2 = arrival_cv2 * jnp.maximum(1 - mean / most, 0.0)
-    by_chance = -jnp.expm1(-mean * clumps(mean, arrival_cv2))
-    level = arrival_evenness(arrival_cv2)
-    share = level * jnp.minimum(mean, 1.0) + (1 - level) * by_chance
-    return jnp.clip(mean / most, share, 1.0)
+    none, _ = none_and_one(mean, arrival_cv2)
+    return jnp.clip(mean / most, 1.0 - none, 1.0)
 
 
 def two_counts(mean: Scalar, variance: Scalar, least: float) -> tuple[Scalar, Scalar]:
@@ -115,20 +114,6 @@ def two_counts(mean: Scalar, variance: Scalar, least: float) -> tuple[Scalar, Sc
     low = jnp.maximum(mean - jnp.sqrt(variance), least)
     below = jnp.maximum(mean - low, LITTLE)
     return low, mean + variance / below
-
-
-def clumps(mean: Scalar, arrival_cv2: Scalar) -> Scalar:
-    """Clumps that requests come in, over their number: one for chance, less for bursts.
-
-    The chance that none comes where ``mean`` do on average is the exponential of as many clumps:
-    that of a negative binomial distribution, Poisson's without bursts.
-
-    Args:
-        mean: Requests, mean.
-        arrival_cv2: Squared coefficient of variation of the times between arrivals.
-    """
-    bursts = bursts_of(mean, arrival_cv2)
-    return jnp.where(bursts > LITTLE, jnp.log1p(bursts) / jnp.maximum(bursts, LITTLE), 1.0)
 
 
 def bursts_of(mean: Scalar, arrival_cv2: Scalar) -> Scalar:

@@ -9,11 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
+from physim.batching.arrival_numbers import none_and_one
 from physim.batching.batch_statistics import (
     Nodes,
     arrival_evenness,
     bursts_of,
-    clumps,
     two_counts,
 )
 from physim.batching.guards import HARDLY, LITTLE, ROOT, SMALL, TINY
@@ -156,8 +156,7 @@ class PromptsOfStep(NamedTuple):
     Attributes:
         every: Steps that only decode between two looks at what has arrived.
         mean: How many, mean.
-        clumps: Clumps that they come in, over their number.
-        chance: How far they come by chance, from 0 to 1; else evenly.
+        arrival_cv2: Squared coefficient of variation of the times between arrivals.
         burst: One, and by how much the variance of their number exceeds its mean, over the mean.
         arriving: How many come in steps with more than one,
         several: and how many of them such a step computes.
@@ -165,8 +164,7 @@ class PromptsOfStep(NamedTuple):
 
     every: Scalar
     mean: Scalar
-    clumps: Scalar
-    chance: Scalar
+    arrival_cv2: Scalar
     burst: Scalar
     arriving: Nodes
     several: Nodes
@@ -193,26 +191,18 @@ class PromptsOfStep(NamedTuple):
             filled_longer: and what comes in that one, over the mean.
         """
         seen = (self.mean * longer).at[-1].multiply(self.every)
-        empty = jnp.exp(-seen * self.clumps)
-        single = empty * seen / self.burst
+        empty, single = none_and_one(seen, self.arrival_cv2)
         with_prompts = jnp.maximum(share[:-1], TINY)
         after, single_after = (
             jnp.sum(with_prompts * x[:-1]) / jnp.sum(with_prompts) for x in (empty, single)
         )
-        in_filled = self.mean * filled_longer
-        empty_filled = jnp.exp(-in_filled * self.clumps)
-        single_filled = empty_filled * in_filled / self.burst
+        empty_filled, single_filled = none_and_one(self.mean * filled_longer, self.arrival_cv2)
         rest, begin = 1.0 - filled, (1.0 - empty[-1]) / self.every
         none = filled * empty_filled + rest * after
         none /= filled + rest * (after + begin)
         one = rest * (none * single[-1] / self.every + (1.0 - none) * single_after)
         one += filled * single_filled
-        evenly_none = 1.0 - jnp.minimum(self.mean, 1.0 / self.every)
-        evenly_one = jnp.maximum(1.0 - jnp.abs(self.mean * self.every - 1.0), 0.0) / self.every
-        return (
-            self.chance * none + (1.0 - self.chance) * evenly_none,
-            self.chance * one + (1.0 - self.chance) * evenly_one,
-        )
+        return none, one
 
 
 def prompts_of_step(
@@ -233,9 +223,7 @@ def prompts_of_step(
     some = jnp.maximum(mean, HARDLY)
     level, bursts = arrival_evenness(arrival_cv2), bursts_of(some, arrival_cv2)
     unknown = Nodes(mean, mean, mean)
-    found = PromptsOfStep(
-        every, mean, clumps(some, arrival_cv2), 1 - level, 1.0 + bursts, unknown, unknown
-    )
+    found = PromptsOfStep(every, mean, arrival_cv2, 1.0 + bursts, unknown, unknown)
     none, one = found._replace(mean=some).none_and_one(jnp.ones(2), jnp.ones(2))
     seen = some * every
     evenly = (seen**2 + seen % 1.0 * (1 - seen % 1.0)) / every

@@ -13,7 +13,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from physim.batching.batch_statistics import arrival_evenness, clumps
+from physim.batching.arrival_numbers import clumps
+from physim.batching.batch_statistics import arrival_evenness
 from physim.batching.guards import SMALL, TINY
 from physim.batching.root_finding import NEWTON_STEPS, bracketed_root
 from physim.types import Number, Scalar
