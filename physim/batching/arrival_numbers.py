@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
@@ -24,6 +25,7 @@ _LOG_FACTORIALS = np.concatenate([[0.0], np.cumsum(np.log(_COUNTS[1:]))])
 Numbers = Float[AnyArray, "*n"]
 
 
+@jax.jit
 def none_and_one(mean: Numbers, arrival_cv2: Scalar) -> tuple[Numbers, Numbers]:
     """Chances that no request comes within a time, and that just one does.
 
@@ -33,9 +35,12 @@ def none_and_one(mean: Numbers, arrival_cv2: Scalar) -> tuple[Numbers, Numbers]:
         mean: Requests that come in that time, mean.
         arrival_cv2: Squared coefficient of variation of the times between arrivals.
     """
-    bursts, evenly = _in_bursts(mean, arrival_cv2), _evenly(mean, arrival_cv2)
-    none, one = (jnp.where(arrival_cv2 > 1.0, b, e) for b, e in zip(bursts, evenly, strict=True))
-    return none, one
+    log_none = _log_none_in_bursts(mean, arrival_cv2)
+    none = jnp.exp(log_none)
+    # Exact for Poisson's numbers, and to 6% up to a request, mean.
+    one = none * log_none**2 / jnp.maximum(mean, TINY)
+    found = jnp.where(arrival_cv2 > 1.0, jnp.stack([none, one]), _evenly(mean, arrival_cv2))
+    return found[0], found[1]
 
 
 def clumps(mean: Numbers, arrival_cv2: Scalar) -> Numbers:
@@ -47,57 +52,49 @@ def clumps(mean: Numbers, arrival_cv2: Scalar) -> Numbers:
         mean: Requests, mean.
         arrival_cv2: Squared coefficient of variation of the times between arrivals.
     """
-    mean = jnp.maximum(mean, SMALL)
-    return -jnp.log(jnp.maximum(_in_bursts(mean, arrival_cv2)[0], TINY)) / mean
+    return -_log_none_in_bursts(mean, arrival_cv2) / jnp.maximum(mean, TINY)
 
 
-def _in_bursts(mean: Numbers, arrival_cv2: Scalar) -> tuple[Numbers, Numbers]:
-    """The same of arrivals by chance or in bursts.
+def _log_none_in_bursts(mean: Numbers, arrival_cv2: Scalar) -> Numbers:
+    """Logarithm of the chance that none comes, of arrivals by chance or in bursts.
 
     With a shape ``k`` up to one, distances are a mixture of exponential ones. Inverting the Laplace
     transform of their survival along its cut gives for ``m`` requests, mean,
 
         P(none) = E[exp(-k m / Y)]
 
-    where ``Y`` has a beta distribution with ``1 + k`` and ``1 - k``. One comes with a chance of
-    about ``P(none) log(P(none))^2 / m``: exact for Poisson's, and to 5% up to a request, mean.
+    where ``Y`` has a beta distribution with ``1 + k`` and ``1 - k``.
     """
     shape = jnp.minimum(1.0 / jnp.maximum(arrival_cv2, 1.0), 1.0 - SMALL)
     beta = -jnp.expm1(np.log1p(-_FAR) / (1.0 - shape))
     weights = _WEIGHTS * beta**shape
-    each = jnp.exp(-shape * jnp.asarray(mean)[..., None] / beta)
-    none = jnp.sum(weights * each, axis=-1) / jnp.sum(weights)
-    return none, none * jnp.log(jnp.maximum(none, TINY)) ** 2 / jnp.maximum(mean, TINY)
+    # With all digits however little of the time has gone.
+    less = jnp.expm1(-shape * jnp.asarray(mean)[..., None] / beta)
+    return jnp.log1p(jnp.maximum(jnp.sum(weights * less, axis=-1) / jnp.sum(weights), SMALL - 1.0))
 
 
-def _evenly(mean: Numbers, arrival_cv2: Scalar) -> tuple[Numbers, Numbers]:
-    """The same of arrivals by chance or more evenly: between those of two whole shapes."""
+def _evenly(mean: Numbers, arrival_cv2: Scalar) -> Float[AnyArray, "two ..."]:
+    """Chances of none and of one, of arrivals by chance or more evenly.
+
+    With a whole number ``k`` for a shape, one comes every ``k`` phases, whose number is Poisson's;
+    what of one is left when the time begins is any of them, so that of so many arrivals and a
+    fraction, the fraction is the chance of one more. Other shapes lie between two whole ones.
+    """
     shape = jnp.clip(1.0 / jnp.maximum(arrival_cv2, SMALL), 1.0, _PHASES)
     fewer = jnp.minimum(jnp.floor(shape), _PHASES - 1.0)
-    more = fewer + 1.0
-    share = fewer * (more / shape - 1.0)
+    share = fewer * ((fewer + 1.0) / shape - 1.0)
     even = jnp.maximum(1.0 - _PHASES * arrival_cv2, 0.0)
-    of_fewer, of_more = _of_phases(mean, fewer), _of_phases(mean, more)
-    spaced = _none_and_one_of_spaced(jnp.asarray(mean))
-    none, one = (
-        even * s + (1.0 - even) * (m + share * (f - m))
-        for f, m, s in zip(of_fewer, of_more, spaced, strict=True)
-    )
-    return none, one
-
-
-def _of_phases(mean: Numbers, phases: Scalar) -> tuple[Numbers, Numbers]:
-    """The same where one comes every so many phases, whose number is Poisson's.
-
-    What is left of one when the time begins is any number of them: of so many arrivals and a
-    fraction, that fraction is the chance of one more.
-    """
-    expected = phases * jnp.maximum(jnp.asarray(mean), TINY)[..., None]
+    phases = jnp.stack([fewer, fewer + 1.0])
+    expected = phases[:, None] * jnp.maximum(jnp.asarray(mean), TINY)[..., None, None]
     chance = jnp.exp(_COUNTS * jnp.log(expected) - expected - _LOG_FACTORIALS)
-    none, one = (jnp.sum(chance * x, axis=-1) for x in _none_and_one_of_spaced(_COUNTS / phases))
-    return none, one
+    amounts = _COUNTS / phases[:, None]
+    by_phases = jnp.sum(
+        chance * jnp.expand_dims(_of_spaced(amounts), tuple(range(1, 1 + jnp.ndim(mean)))), axis=-1
+    )
+    between = share * by_phases[..., 0] + (1.0 - share) * by_phases[..., 1]
+    return even * _of_spaced(jnp.asarray(mean)) + (1.0 - even) * between
 
 
-def _none_and_one_of_spaced(mean: Numbers) -> tuple[Numbers, Numbers]:
-    """The same of evenly spaced arrivals, whose number is one of the two about their mean."""
-    return jnp.maximum(1.0 - mean, 0.0), jnp.maximum(1.0 - jnp.abs(mean - 1.0), 0.0)
+def _of_spaced(mean: Numbers) -> Float[AnyArray, "two ..."]:
+    """Chances of none and of one, of evenly spaced arrivals: so many, or one of the two about."""
+    return jnp.stack([jnp.maximum(1.0 - mean, 0.0), jnp.maximum(1.0 - jnp.abs(mean - 1.0), 0.0)])

@@ -190,18 +190,18 @@ class PromptsOfStep(NamedTuple):
             filled: Share of the steps before which is one that a long prompt fills,
             filled_longer: and what comes in that one, over the mean.
         """
-        seen = (self.mean * longer).at[-1].multiply(self.every)
+        seen = self.mean * jnp.append(longer.at[-1].multiply(self.every), filled_longer)
         empty, single = none_and_one(seen, self.arrival_cv2)
         with_prompts = jnp.maximum(share[:-1], TINY)
         after, single_after = (
-            jnp.sum(with_prompts * x[:-1]) / jnp.sum(with_prompts) for x in (empty, single)
+            jnp.sum(with_prompts * x[:-2]) / jnp.sum(with_prompts) for x in (empty, single)
         )
-        empty_filled, single_filled = none_and_one(self.mean * filled_longer, self.arrival_cv2)
-        rest, begin = 1.0 - filled, (1.0 - empty[-1]) / self.every
-        none = filled * empty_filled + rest * after
+        alone, in_filled = -2, -1
+        rest, begin = 1.0 - filled, (1.0 - empty[alone]) / self.every
+        none = filled * empty[in_filled] + rest * after
         none /= filled + rest * (after + begin)
-        one = rest * (none * single[-1] / self.every + (1.0 - none) * single_after)
-        one += filled * single_filled
+        one = rest * (none * single[alone] / self.every + (1.0 - none) * single_after)
+        one += filled * single[in_filled]
         return none, one
 
 

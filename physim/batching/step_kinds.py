@@ -6,10 +6,11 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Float
 
 from physim.batching.batch_statistics import Nodes
-from physim.batching.guards import HARDLY, LITTLE, NEARLY, SMALL, TINY
+from physim.batching.guards import HARDLY, LITTLE, NEARLY, ROOT, SMALL, TINY
 from physim.batching.prompt_chunks import GROUPS, Chunks, PromptsOfStep
 from physim.step.model import StepTime
 from physim.types import AnyArray, Scalar
@@ -18,6 +19,7 @@ from physim.types import AnyArray, Scalar
 # many prompts.
 FULL, FEW, MANY = (len(GROUPS) + place for place in range(3))
 KINDS = MANY + 1
+_BEFORE = np.tri(FULL + 1, k=-1, dtype=bool)
 
 
 class StepKinds(NamedTuple):
@@ -166,7 +168,7 @@ class StepKinds(NamedTuple):
         # Too many steps with prompts make the mean step too long and what comes in each too little,
         # and so the next too few: each is off the other way, by the same factor (Aitken, 1926).
         once, twice = jnp.sum(second - first), jnp.sum(third - second)
-        factor = jnp.clip(twice / jnp.where(once == 0.0, 1.0, once), -NEARLY, 0.0)
+        factor = jnp.clip(once * twice / (once**2 + ROOT), -NEARLY, 0.0)
         return jnp.maximum(third + factor / (1.0 - factor) * (third - second), 0.0)
 
     def _next(
@@ -255,9 +257,12 @@ def added_s(
         kind_more_s: and what these add, seconds.
         tokens: Tokens of the prompt.
     """
-    known = slice(FULL + 1)
-    order = jnp.argsort(kind_tokens[known])
-    found: Float[AnyArray, "*n"] = jnp.interp(
-        tokens, kind_tokens[known][order], kind_more_s[known][order]
-    )
-    return found
+    places, values = (x[: FULL + 1] for x in (kind_tokens, kind_more_s))
+    # Without a sort, which takes long to compile: where each of them is among all.
+    before = (places[:, None] > places) | ((places[:, None] == places) & _BEFORE)
+    order = jnp.sum(before, axis=1)[:, None] == np.arange(FULL + 1)
+    places, values = (jnp.sum(jnp.where(order, x[:, None], 0.0), axis=0) for x in (places, values))
+    apart = jnp.diff(places)
+    wide = jnp.where(apart > SMALL * places[1:], apart, 1.0)
+    within = jnp.clip((tokens[..., None] - places[:-1]) / wide, 0.0, 1.0)
+    return values[0] + jnp.sum(jnp.diff(values) * within, axis=-1)
