@@ -221,19 +221,28 @@ def prompts_of_step(
     """
     # In steps with fewer no second one is looked for.
     some = jnp.maximum(mean, HARDLY)
-    level, bursts = arrival_evenness(arrival_cv2), bursts_of(some, arrival_cv2)
+    bursts = bursts_of(some, arrival_cv2)
     unknown = Nodes(mean, mean, mean)
     found = PromptsOfStep(every, mean, arrival_cv2, 1.0 + bursts, unknown, unknown)
-    none, one = found._replace(mean=some).none_and_one(jnp.ones(2), jnp.ones(2))
-    seen = some * every
-    evenly = (seen**2 + seen % 1.0 * (1 - seen % 1.0)) / every
+
+    def several(cv2: Scalar) -> tuple[Scalar, Scalar, Scalar]:
+        """Chance that there is one, and that there are more; and how many then, mean."""
+        none, one = found._replace(mean=some, arrival_cv2=cv2).none_and_one(
+            jnp.ones(2), jnp.ones(2)
+        )
+        rest = jnp.maximum(1.0 - none - one, SMALL)
+        return one, rest, jnp.maximum((some - one) / rest, 2.0 + LITTLE)
+
+    _, _, each = several(arrival_cv2)
+    # Of evenly spaced ones there are as many as the next whole number or the one below.
+    one, rest, by_chance = several(jnp.maximum(arrival_cv2, 1.0))
     others = some * beside_decode(some, every).joined
-    squares = level * evenly + (1 - level) * some * (others + found.burst)
-    rest = jnp.maximum(1.0 - none - one, SMALL)
-    each = jnp.maximum((some - one) / rest, 2.0 + LITTLE)
-    variance = jnp.maximum((squares - one) / rest - each**2, SMALL)
+    varied = (some * (others + found.burst) - one) / rest - by_chance**2
+    level = arrival_evenness(arrival_cv2)
+    variance = (1 - level) * varied + level * (each % 1.0) * (1 - each % 1.0)
+    variance = jnp.maximum(variance, SMALL)
     low, high = two_counts(each, variance, 2.0)
     weight = jnp.clip((each - low) / (high - low), 0.0, 1.0)
     room = jnp.maximum(most, 1.0)
-    several = Nodes(jnp.minimum(low, room), jnp.minimum(high, room), weight)
-    return found._replace(arriving=Nodes(low, high, weight), several=several)
+    in_room = Nodes(jnp.minimum(low, room), jnp.minimum(high, room), weight)
+    return found._replace(arriving=Nodes(low, high, weight), several=in_room)
