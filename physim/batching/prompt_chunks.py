@@ -210,8 +210,9 @@ def prompts_of_step(
 ) -> PromptsOfStep:
     """Prompts that come in a step, if ``mean`` do on average.
 
-    Their number is Poisson's, with bursts a negative binomial one, and of evenly spaced prompts
-    one of the two whole numbers about the mean.
+    The chances of none and of one are those of gamma distributed distances. Where more come, their
+    number varies as the variances of a Poisson number and of its bursts say, and of evenly spaced
+    prompts it is one of the two whole numbers about the mean.
 
     Args:
         mean: Prompts of a step, mean.

@@ -19,6 +19,7 @@ from physim.types import AnyArray, Scalar
 # many prompts.
 FULL, FEW, MANY = (len(GROUPS) + place for place in range(3))
 KINDS = MANY + 1
+# Of two kinds with as many tokens, which comes first.
 _BEFORE = np.tri(FULL + 1, k=-1, dtype=bool)
 
 
