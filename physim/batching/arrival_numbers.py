@@ -13,9 +13,9 @@ from physim.types import AnyArray, Scalar
 # Nodes of a quadrature that is within 2% for shapes from 0.05 on, in any time, and the power by
 # which they crowd where the distances in bursts lie.
 _NODES, _POWER = 8, 6
-_PLACES = (np.polynomial.legendre.leggauss(_NODES)[0] + 1) / 2
-_FAR = _PLACES**_POWER
-_WEIGHTS = np.polynomial.legendre.leggauss(_NODES)[1] * _PLACES ** (_POWER - 1)
+_ROOTS, _WIDTHS = np.polynomial.legendre.leggauss(_NODES)
+_PLACES = (_ROOTS + 1) / 2
+_FAR, _WEIGHTS = _PLACES**_POWER, _WIDTHS * _PLACES ** (_POWER - 1)
 # Phases of the most even arrivals that come by any chance; those that are more even are taken for
 # straight from there to even spacing.
 _PHASES = 8
@@ -43,7 +43,7 @@ def none_and_one(mean: Numbers, arrival_cv2: Scalar) -> tuple[Numbers, Numbers]:
     return found[0], found[1]
 
 
-def clumps(mean: Numbers, arrival_cv2: Scalar) -> Numbers:
+def clumps(mean: Scalar, arrival_cv2: Scalar) -> Scalar:
     """Clumps that requests come in, over their number: one for chance, less for bursts.
 
     The chance that none comes where ``mean`` do on average is the exponential of as many clumps.
@@ -52,7 +52,8 @@ def clumps(mean: Numbers, arrival_cv2: Scalar) -> Numbers:
         mean: Requests, mean.
         arrival_cv2: Squared coefficient of variation of the times between arrivals.
     """
-    return -_log_none_in_bursts(mean, arrival_cv2) / jnp.maximum(mean, TINY)
+    in_bursts = -_log_none_in_bursts(jnp.asarray(mean), arrival_cv2) / jnp.maximum(mean, TINY)
+    return jnp.where(arrival_cv2 > 1.0, in_bursts, 1.0)
 
 
 def _log_none_in_bursts(mean: Numbers, arrival_cv2: Scalar) -> Numbers:
@@ -69,7 +70,7 @@ def _log_none_in_bursts(mean: Numbers, arrival_cv2: Scalar) -> Numbers:
     beta = -jnp.expm1(np.log1p(-_FAR) / (1.0 - shape))
     weights = _WEIGHTS * beta**shape
     # With all digits however little of the time has gone.
-    less = jnp.expm1(-shape * jnp.asarray(mean)[..., None] / beta)
+    less = jnp.expm1(-shape * mean[..., None] / beta)
     return jnp.log1p(jnp.maximum(jnp.sum(weights * less, axis=-1) / jnp.sum(weights), SMALL - 1.0))
 
 
@@ -85,14 +86,14 @@ def _evenly(mean: Numbers, arrival_cv2: Scalar) -> Float[AnyArray, "two ..."]:
     share = fewer * ((fewer + 1.0) / shape - 1.0)
     even = jnp.maximum(1.0 - _PHASES * arrival_cv2, 0.0)
     phases = jnp.stack([fewer, fewer + 1.0])
-    expected = phases[:, None] * jnp.maximum(jnp.asarray(mean), TINY)[..., None, None]
+    expected = phases[:, None] * jnp.maximum(mean, TINY)[..., None, None]
     chance = jnp.exp(_COUNTS * jnp.log(expected) - expected - _LOG_FACTORIALS)
     amounts = _COUNTS / phases[:, None]
     by_phases = jnp.sum(
         chance * jnp.expand_dims(_of_spaced(amounts), tuple(range(1, 1 + jnp.ndim(mean)))), axis=-1
     )
     between = share * by_phases[..., 0] + (1.0 - share) * by_phases[..., 1]
-    return even * _of_spaced(jnp.asarray(mean)) + (1.0 - even) * between
+    return even * _of_spaced(mean) + (1.0 - even) * between
 
 
 def _of_spaced(mean: Numbers) -> Float[AnyArray, "two ..."]:
