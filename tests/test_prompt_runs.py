@@ -17,6 +17,20 @@ from physim.batching.prompt_runs import (
 
 MOST = 120
 
+# Prompts of one length that come by chance to one rank, in steps of any size.
+PLAIN = {
+    "several": 1e9,
+    "varied": 0.0,
+    "unfinished": 0.0,
+    "arrival_cv2": 1.0,
+    "every": 1.0,
+    "ranks": 1.0,
+    "least": 0.0,
+    "most": 1e9,
+    "dealt": 1.0,
+    "ahead": 0.0,
+}
+
 
 def first_passage(waiting, fixed, each, law):
     """Steps until one for which no prompt has come, by the linear equations of the chain."""
@@ -49,26 +63,14 @@ def test_bursts_make_runs_shorter_and_even_arrivals_have_none_that_ends():
 def test_a_turn_has_the_prompts_that_come_in_it():
     # A hundred prompts a second come in 11 ms of decoding and in what steps for prompts take.
     given = {"decode_s": 11e-3, "fixed_s": 9e-3, "each_s": 1.5e-3, "further_s": 0.0}
-    fixed = {
-        "dealt": 1.0,
-        "several": 1e9,
-        "varied": 0.0,
-        "unfinished": 0.0,
-        "arrival_cv2": 1.0,
-        "every": 1.0,
-        "ranks": 1.0,
-        "least": 0.0,
-        "most": 1e9,
-        "ahead": 0.0,
-    }
     exact = first_passage(1.1, 0.9, 0.15, lambda n, mean: poisson.pmf(n, mean))
     seconds = (11e-3 + exact * 9e-3) / (1 - 0.15)
-    run = run_of(DecodeCycle(**given, **fixed, prompts=100 * seconds, room=1.0))
+    run = run_of(DecodeCycle(**given, **PLAIN, prompts=100 * seconds, room=1.0))
     assert run.steps == pytest.approx(exact, rel=1e-3)
     assert run.of_any == pytest.approx(run.steps)
     # Without room for more there are no steps but those that must be.
     assert (
-        run_of(DecodeCycle(**given, **{**fixed, "least": 0.8}, prompts=1.0, room=0.0)).steps == 0.8
+        run_of(DecodeCycle(**given, **{**PLAIN, "least": 0.8}, prompts=1.0, room=0.0)).steps == 0.8
     )
 
 
@@ -76,24 +78,9 @@ def test_a_step_that_is_formed_ahead_has_what_came_in_the_one_before_the_last():
     # One prompt a second comes by chance; a step that decodes takes a quarter of one, a step for
     # prompts one. With prompts are 0.2212 / (0.2212 + 0.3679) of all steps; the next of any step
     # is one as often, and the one after a step that decodes with a chance of 0.2212.
-    cycle = DecodeCycle(
-        decode_s=0.25,
-        fixed_s=1.0,
-        each_s=0.0,
-        further_s=0.0,
-        several=1e9,
-        varied=0.0,
-        unfinished=0.0,
-        prompts=0.25 + 0.2212 / 0.3679,
-        arrival_cv2=1.0,
-        every=1.0,
-        ranks=1.0,
-        least=0.0,
-        most=1e9,
-        room=1.0,
-        dealt=1.0,
-        ahead=1.0,
-    )
+    given = {"decode_s": 0.25, "fixed_s": 1.0, "each_s": 0.0, "further_s": 0.0}
+    prompts = 0.25 + 0.2212 / 0.3679
+    cycle = DecodeCycle(**given, **PLAIN | {"ahead": 1.0}, prompts=prompts, room=1.0)
     run = run_of(cycle)
     assert run.steps == pytest.approx(0.2212 / 0.3679, rel=1e-3)
     assert run.chance == pytest.approx(0.2212 / 0.5891, rel=1e-3)

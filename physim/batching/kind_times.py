@@ -162,6 +162,7 @@ def kinds_at(
         times = jax.tree.map(lambda x: x[:-2], times)
     few, many, decode_only = (jax.tree.map(lambda x, i=i: x[i], times) for i in range(_DECODING))
     more_s = times.interval - (0.0 if separate else decode_only.interval)
+    tokens = batch.prefill_tokens[_DECODING:]
     return StepKinds(
         as_seen=beside,
         few=few,
@@ -171,9 +172,9 @@ def kinds_at(
         others=others,
         slower=slower,
         numbers=prompts.numbers[_DECODING:],
-        tokens=batch.prefill_tokens[_DECODING:],
+        tokens=tokens,
         tokens_cv2=_varied_tokens(chunks, sums),
-        cv2=_varied_s(more_s[_DECODING:-1], batch.prefill_tokens[_DECODING:], chunks, sums),
+        cv2=_varied_s(more_s[_DECODING:-1], tokens, chunks, sums),
         chunks=chunks,
         filled=coming.filled,
         follows=coming.follows,

@@ -170,8 +170,10 @@ def first_tokens(
     fullest = jnp.where(phase < 1.0, 1.0 - (chances.busy - points[:, _FOUND]), 0.0)
     alone = 1.0 - jnp.sum(local.kind_share)
     # A long step is found more often, and the one after it is any.
+    added = _added_by_kind(local)
     found = _of_kinds(
         local,
+        added,
         local.kind_share * local.kind,
         alone * local.decode_only,
         jnp.minimum(phase, 1.0),
@@ -190,6 +192,7 @@ def first_tokens(
     begins = filled * (1.0 - local.follows) / (1.0 - filled)
     following = _of_kinds(
         local,
+        added,
         local.kind_share.at[FULL].set(begins * (1.0 - filled)),
         alone,
         points[:, _NEXT],
@@ -271,6 +274,7 @@ def in_batch_before(
 
 def _of_kinds(
     local: Local,
+    added: Float[AnyArray, "of kinds"],
     weight: Float[AnyArray, " kinds"],
     decode_only: Scalar,
     points: Float[AnyArray, " points"],
@@ -280,7 +284,7 @@ def _of_kinds(
     ends = jnp.cumsum(jnp.append(decode_only, weight[_ORDER]))
     kind_s = jnp.append(local.decode_only, local.kind[_ORDER] - local.kind_more[_ORDER])
     least = jnp.array([0.0, 1.0, 0.0])[:, None]
-    of_kind = jnp.concatenate([least, _added_by_kind(local)[:, _ORDER]], axis=1)
+    of_kind = jnp.concatenate([least, added[:, _ORDER]], axis=1)
     drawn_s = of_kinds_at(points, ends[:-1] / ends[-1], jnp.concatenate([kind_s[None], of_kind]))
     return drawn_s[0] + _added_s(local, drawn_s[1:], spread)
 
