@@ -1,8 +1,10 @@
-"""Functions that are compiled once on a machine, not once in each process.
+"""Functions that are made ready once on a machine, not once in each process.
 
-What a function was compiled to is kept in a folder, so that the next process that calls it with
+What a function was made into is kept in a folder, so that the next process that calls it with
 arrays of the same shapes loads that and neither traces nor compiles. JAX's own cache keeps what XLA
-makes, but not the tracing before it, which takes as long again.
+makes, but not the tracing before it, which takes as long again. What has little to do becomes a
+program on NumPy (`physim.programs`), which is ready at once; what has much, or is called often, XLA
+compiles.
 """
 
 from __future__ import annotations
@@ -23,8 +25,9 @@ from typing import Any, Generic, TypeVar, TypeVarTuple
 import jax
 import numpy as np
 
-from physim import compiled, sources
+from physim import executables, kept_files, sources
 from physim.printable import printable
+from physim.programs.program import Program, UnwrittenError
 from physim.trusted import doubt_of_folder
 from physim.waits import compiling
 
@@ -44,10 +47,16 @@ _OPTIONS: dict[str, Any] = {
     # What the last level adds takes a fifth of the time to compile, and brings nothing.
     "xla_backend_optimization_level": 2,
 }
-# A call with less than so many numbers, each used once, runs in a millisecond or two even without
-# optimisation, which takes longer than all else.
+# A call with less than so many numbers is as quick as a program as what XLA makes without
+# optimisation, where there can be one. With more it is compiled at once.
 _FEW = 100_000
 _QUICK = _OPTIONS | {"xla_backend_optimization_level": 0}
+# How long XLA takes to optimise a line of a program, about, seconds: a process that has spent as
+# much on calls of one has it compiled. Whether that was done before does not count, so that the
+# same calls find the same to the last digit.
+OPTIMISED_S = 1.7e-3
+# A program that takes longer than this is worse than what XLA makes, seconds.
+_LONG_S = 0.5
 # Of JAX's settings those that change what a function computes.
 _SETTINGS = (
     "jax_enable_x64",
@@ -57,21 +66,23 @@ _SETTINGS = (
 _PACKAGES = ("jax", "jaxlib", "equinox", "diffrax", "numpy")
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Ready:
-    """What a function was compiled to for arrays of some shapes.
+    """What a function was made into for arrays of some shapes.
 
     Attributes:
         run: From the leaves of the arguments to those of the result.
-        result: The tree of the result.
+        result: The structure of the result.
+        calls: How often it is called before it pays to have XLA optimise it.
     """
 
-    run: compiled.Run
+    run: executables.Run
     result: Any
+    calls: float = math.inf
 
 
 class Kept(Generic[*Arguments, Result]):
-    """A function of trees of arrays that is compiled once on a machine; see `kept`."""
+    """A function of trees of arrays that is made ready once on a machine; see `kept`."""
 
     def __init__(self, function: Callable[[*Arguments], Result], uses: float) -> None:
         functools.update_wrapper(self, function)
@@ -83,15 +94,14 @@ class Kept(Generic[*Arguments, Result]):
     def __call__(self, *args: *Arguments) -> Result:
         """The function's result.
 
-        What does not run on a CPU, or has arrays that JAX holds already, is left to `jax.jit`.
+        What has arrays that JAX holds already is left to `jax.jit`.
         """
         leaves, tree = jax.tree.flatten(args)
         if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
             return self._function(*args)
         config = jax.config
         if (
-            jax.default_backend() != "cpu"
-            or any(isinstance(leaf, jax.Array) for leaf in leaves)
+            any(isinstance(leaf, jax.Array) for leaf in leaves)
             or config.jax_disable_jit
             or config.jax_debug_nans
             or config.jax_debug_infs
@@ -102,8 +112,9 @@ class Kept(Generic[*Arguments, Result]):
         shapes = tuple((leaf.shape, leaf.dtype.str) for leaf in leaves)
         key = (tree, shapes, *(getattr(config, name) for name in _SETTINGS))
         ready = self._ready.get(key)
-        if ready is None:
-            ready = self._ready[key] = self._compiled(leaves, key)
+        if ready is None or ready.calls <= 0:
+            ready = self._ready[key] = self._made(leaves, key, ready)
+        ready.calls -= 1
         found: Result = jax.tree.unflatten(ready.result, ready.run(leaves))
         return found
 
@@ -111,15 +122,30 @@ class Kept(Generic[*Arguments, Result]):
         """Lets go of what this process has loaded; what is called again is loaded again."""
         self._ready.clear()
 
-    def _compiled(self, leaves: Sequence[np.ndarray], key: tuple[Any, ...]) -> _Ready:
-        """Loads what was compiled for such arguments, or compiles it and keeps it."""
-        options = _QUICK if self._uses * sum(leaf.size for leaf in leaves) < _FEW else _OPTIONS
-        name = f"{self._function.__module__}.{self._function.__qualname__}"
-        place = _place(name, self._function.__module__, options, key)
-        if place is not None:
-            # Whatever is wrong with what was kept, it can be made anew.
+    def _made(
+        self, leaves: Sequence[np.ndarray], key: tuple[Any, ...], before: _Ready | None
+    ) -> _Ready:
+        """The function for such arguments: loaded if that was kept, or else made and kept.
+
+        Args:
+            leaves: The arguments' leaves.
+            key: What tells such arguments from others.
+            before: A program whose calls are used up; None if there was none.
+        """
+        is_quick = before is None and self._uses * sum(leaf.size for leaf in leaves) < _FEW
+        options = _QUICK if is_quick else _OPTIONS
+        program = executable = None
+        # Whatever is wrong with what was kept, it can be made anew.
+        if is_quick and (program := _place(self._function, kept_files.PROGRAM, key)):
             with contextlib.suppress(Exception):
-                return _Ready(*compiled.load(place))
+                return _loaded_program(program)
+        # What another processor than a CPU runs is not kept.
+        if jax.default_backend() == "cpu":
+            own = (*key, options, jax.config.jax_num_cpu_devices, _processor())
+            executable = _place(self._function, kept_files.COMPILED, own)
+        if executable is not None:
+            with contextlib.suppress(Exception):
+                return _loaded_executable(executable)
         structures = []
 
         def flat(*leaves: Any) -> list[Any]:
@@ -128,23 +154,74 @@ class Kept(Generic[*Arguments, Result]):
             return found
 
         with compiling.once(), _out_of_jaxs_cache():
-            lowered = jax.jit(flat, compiler_options=options, keep_unused=True).lower(*leaves)
-            _strip_sources(lowered)
-            made = lowered.compile()
-        (structure,) = structures
-        if place is not None:
-            # A tree of some other library's classes cannot be kept, nor anything on a full disk.
-            with contextlib.suppress(Exception):
-                result = jax.tree.unflatten(structure, range(structure.num_leaves))
-                compiled.save(place, made, result)
-        return _Ready(lambda leaves: made(*leaves), structure)
+            traced = jax.jit(flat, compiler_options=options, keep_unused=True).trace(*leaves)
+            (structure,) = structures
+            if is_quick:
+                with contextlib.suppress(UnwrittenError):
+                    return _made_program(traced, structure, program)
+            return _made_executable(traced, structure, executable)
+
+
+def _loaded_program(place: Path) -> _Ready:
+    code, result, _ = kept_files.load(place)
+    program = Program.from_bytes(code)
+    return _Ready(program.run, jax.tree.structure(result), _calls(program))
+
+
+def _calls(program: Program) -> float:
+    """How often a program is called before it pays to have XLA optimise it."""
+    return OPTIMISED_S * program.lines / program.work_s
+
+
+def _loaded_executable(place: Path) -> _Ready:
+    code, result, told = kept_files.load(place)
+    return _Ready(executables.from_bytes(code, told["lapack"]), jax.tree.structure(result))
+
+
+def _made_program(
+    traced: jax.stages.Traced, structure: jax.tree_util.PyTreeDef, place: Path | None
+) -> _Ready:
+    """A program of what was traced.
+
+    Raises:
+        UnwrittenError: It cannot be written, or takes long.
+    """
+    from physim.programs.writing import written
+
+    program = written(traced.jaxpr)
+    if program.work_s > _LONG_S:
+        raise UnwrittenError(f"a program of {program.work_s:.2g} s")
+    _keep(place, program.to_bytes(), structure)
+    return _Ready(program.run, structure, _calls(program))
+
+
+def _made_executable(
+    traced: jax.stages.Traced, structure: jax.tree_util.PyTreeDef, place: Path | None
+) -> _Ready:
+    lowered = traced.lower()
+    _strip_sources(lowered)
+    made = lowered.compile()
+    code = executables.to_bytes(made)
+    if code is not None:
+        _keep(place, code[0], structure, lapack=code[1])
+    return _Ready(lambda leaves: made(*leaves), structure)
+
+
+def _keep(place: Path | None, code: bytes, structure: jax.tree_util.PyTreeDef, **told: Any) -> None:
+    if place is None:
+        return
+    # A tree of some other library's classes cannot be kept, nor anything on a full disk.
+    with contextlib.suppress(Exception):
+        result = jax.tree.unflatten(structure, range(structure.num_leaves))
+        kept_files.save(place, code, result, told)
 
 
 def kept(function: Callable[[*Arguments], Result], uses: float = 1.0) -> Kept[*Arguments, Result]:
     """Decorates a pure function of trees of NumPy arrays and numbers like `jax.jit`, and keeps it.
 
-    What it was compiled to lies in the folder of `folder`, under a digest of all that it depends
-    on: the source of its module and of what that imports, versions, settings, processor, shapes.
+    What it was made into lies in the folder of `folder`, under a digest of all that it depends
+    on: the source of its module and of what that imports, versions, settings, shapes, and of what
+    XLA compiled the processor.
 
     Args:
         function: The function.
@@ -202,15 +279,22 @@ def _strip_sources(lowered: jax.stages.Lowered) -> None:
         PassManager.parse("builtin.module(strip-debuginfo)").run(module.operation)
 
 
-def _place(name: str, module: str, options: dict[str, Any], key: tuple[Any, ...]) -> Path | None:
-    """Where what is compiled of a function for such arguments is kept."""
+def _place(function: Callable[..., Any], suffix: str, key: tuple[Any, ...]) -> Path | None:
+    """Where what is made of a function is kept.
+
+    Args:
+        function: The function.
+        suffix: Of what form.
+        key: What it depends on beside sources and versions; first the structure of its arguments.
+    """
     root = folder()
     if root is None:
         return None
-    flags = os.environ.get("XLA_FLAGS", ""), os.environ.get("EQX_ON_ERROR", "")
+    module, name = function.__module__, function.__qualname__
     source = sources.digest_of({module, *_modules(key[0])})
-    digest = hashlib.sha256(repr((source, _surroundings(), options, flags, *key)).encode())
-    return compiled.place_of(root, f"{name}-{digest.hexdigest()[:24]}")
+    flags = os.environ.get("XLA_FLAGS", ""), os.environ.get("EQX_ON_ERROR", "")
+    digest = hashlib.sha256(repr((source, _versions(), flags, *key)).encode())
+    return root / f"{module}.{name}-{digest.hexdigest()[:24]}{suffix}"
 
 
 def _modules(tree: jax.tree_util.PyTreeDef) -> Iterator[str]:
@@ -223,12 +307,11 @@ def _modules(tree: jax.tree_util.PyTreeDef) -> Iterator[str]:
 
 
 @functools.cache
-def _surroundings() -> str:
-    """What stays as it is in a process: versions and processor."""
-    versions = [platform.python_version(), *map(metadata.version, _PACKAGES)]
-    return repr((versions, jax.device_count(), _processor()))
+def _versions() -> tuple[str, ...]:
+    return platform.python_version(), *map(metadata.version, _PACKAGES)
 
 
+@functools.cache
 def _processor() -> str:
     """What tells processors apart whose instructions differ."""
     try:

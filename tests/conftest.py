@@ -37,7 +37,7 @@ import typechecking  # noqa: F401
 from jaxtyping import install_import_hook
 
 import physim
-from physim import progress
+from physim import kept, progress
 
 jax.config.update("jax_enable_x64", True)
 
@@ -108,6 +108,10 @@ def first_seed() -> int | None:
     seed = os.environ[_SEED]
     return None if seed == "fixed" else int(seed)
 
+
+# However often tests call a function, it is what it was at first, so that equal calls find equal
+# numbers, and most are never compiled.
+kept.OPTIMISED_S = math.inf
 
 # How long a command takes on a busy machine is not to change what it says.
 progress.PATIENCE_S = math.inf

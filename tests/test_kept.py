@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from physim import compiled, kept, sources
+from physim import kept, kept_files, sources
 from physim.pytree import Pytree
 
 # Says so whenever it is traced.
@@ -140,7 +140,7 @@ def test_any_damage_is_noticed_and_mended(told):
     for content in spoilt:
         place.write_bytes(content)
         with pytest.raises(ValueError, match="is damaged"):
-            compiled.load(place)
+            kept_files.load(place)
     assert solved(called()) == expected
     assert traced == ["both"] * 2
     called()
@@ -199,7 +199,7 @@ def test_a_file_of_others_is_made_anew(told):
     (place,) = files(told)
     place.chmod(0o666)
     with pytest.raises(ValueError, match="others may write to it"):
-        compiled.load(place)
+        kept_files.load(place)
     called(), called()
     assert traced == ["both"] * 2
     assert place.stat().st_mode & 0o777 == 0o600
@@ -223,15 +223,15 @@ def test_files_that_are_not_ours_stay(told):
 def test_what_was_unused_longest_goes_beyond_a_bound(tmp_path, monkeypatch):
     files = [tmp_path / f"{name}.compiled" for name in "abcd"]
     for days, path in enumerate(files):
-        path.write_bytes(compiled._FORM + b"x" * 1000)
+        path.write_bytes(kept_files._FORM + b"x" * 1000)
         os.utime(path, (time.time() - 86400 * days,) * 2)
     # Of whatever age, a file of somebody else's form stays.
     files[3].write_bytes(b"another form\n" + b"x" * 1000)
     os.utime(files[3], (time.time() - 86400 * 40,) * 2)
-    compiled._forget(tmp_path)
+    kept_files._forget(tmp_path)
     assert all(path.exists() for path in files)
-    monkeypatch.setattr(compiled, "_MOST_BYTES", 3500)
-    compiled._forget(tmp_path)
+    monkeypatch.setattr(kept_files, "_MOST_BYTES", 3500)
+    kept_files._forget(tmp_path)
     assert [path.exists() for path in files] == [True, True, False, True]
 
 
@@ -271,12 +271,12 @@ def test_a_function_that_calls_python_is_not_kept(told):
 
 def test_what_a_result_is_made_of_is_named():
     tree = Named({"b": (0, [1, None]), "a": Pair(2, 3)}, label=4)
-    content = json.loads(json.dumps(compiled._written(tree)))
-    assert jax.tree.structure(compiled._read(content)) == jax.tree.structure(tree)
+    content = json.loads(json.dumps(kept_files._written(tree)))
+    assert jax.tree.structure(kept_files._read(content)) == jax.tree.structure(tree)
     with pytest.raises(TypeError, match=r"a builtins:set cannot be kept"):
-        compiled._written({"a": {1, 2}})
+        kept_files._written({"a": {1, 2}})
     with pytest.raises(LookupError):
-        compiled._read({"no_such_module:Thing": {}})
+        kept_files._read({"no_such_module:Thing": {}})
 
 
 def test_source_that_is_not_reached_does_not_count(monkeypatch):

@@ -135,13 +135,13 @@ def _data() -> str:
 
 
 def _cache() -> str:
-    from physim import kept
+    from physim import kept, kept_files
 
     folder = kept.folder()
     if folder is None:
         return "compiled functions are not kept; every process compiles them"
-    files = [path.stat().st_size for path in folder.glob("*.compiled")] if folder.is_dir() else []
-    return f"{folder}, {len(files)} compiled functions, {sum(files) / 2**20:.0f} MiB"
+    sizes = [path.stat().st_size for path in kept_files.files(folder)]
+    return f"{folder}, {len(sizes)} compiled functions, {sum(sizes) / 2**20:.0f} MiB"
 
 
 def _settings() -> str:

@@ -1,7 +1,7 @@
-"""Files of compiled functions, read only if they are whole and nobody else can have written them.
+"""Files of functions made ready, read only if they are whole and nobody else can have written them.
 
 A file is a line that names the form, a line with the SHA-256 of the rest, a line of JSON, and the
-code as XLA serialises it. XLA runs whatever code it is given, and crashes on half of it.
+code. XLA and Python run whatever code they are given, and crash on half of it.
 """
 
 from __future__ import annotations
@@ -13,49 +13,35 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-
-import jax
-import numpy as np
 
 from physim.trusted import doubt_of
 from physim.workshop import put_file, workshop
 
-_FORM = b"physim compiled function 1\n"
-_SUFFIX = ".compiled"
+_FORM = b"physim compiled function 2\n"
+# Of what XLA compiled, and of programs.
+COMPILED, PROGRAM = ".compiled", ".program"
 # What nothing used for so long goes when something is added, and so does what was unused longest
 # beyond so many bytes.
 _UNUSED_DAYS, _MOST_BYTES = 30, 2e9
 
-# From the leaves of the arguments to those of the result.
-Run = Callable[[Sequence[np.ndarray]], Sequence[jax.Array]]
 
-
-def place_of(folder: Path, name: str) -> Path:
-    """The file of a name in a folder."""
-    return folder / f"{name}{_SUFFIX}"
-
-
-def save(path: Path, compiled: jax.stages.Compiled, result: Any) -> None:
-    """Keeps a compiled function; one that calls back to Python is not kept.
+def save(path: Path, code: bytes, result: Any, told: Mapping[str, Any]) -> None:
+    """Keeps a function.
 
     Args:
         path: The file.
-        compiled: A function that takes all arrays that it is given to a list of arrays.
+        code: What it was made into, which takes all arrays that it is given to a list of arrays.
         result: The tree that these become, with places in the list for leaves.
+        told: What else must be known of it.
 
     Raises:
         OSError: The file cannot be written.
         TypeError: The tree holds something that has no form in JSON.
     """
-    text = compiled.as_text()
-    if "python_cpu_callback" in text:
-        return
-    told = {"lapack": "lapack_" in text, "result": _written(result)}
-    code = compiled.runtime_executable().serialize()
-    content = json.dumps(told).encode() + b"\n" + code
+    content = json.dumps({**told, "result": _written(result)}).encode() + b"\n" + code
     if not path.parent.is_dir():
         path.parent.mkdir(mode=0o700, parents=True)
     _forget(path.parent)
@@ -68,8 +54,8 @@ def save(path: Path, compiled: jax.stages.Compiled, result: Any) -> None:
         put_file(temporary, path)
 
 
-def load(path: Path) -> tuple[Run, Any]:
-    """A function that was kept, and the structure of its result.
+def load(path: Path) -> tuple[bytes, Any, dict[str, Any]]:
+    """The code of a function that was kept, the tree of its result, and what else was told.
 
     Raises:
         OSError: There is none.
@@ -85,32 +71,20 @@ def load(path: Path) -> tuple[Run, Any]:
         raise ValueError(f"{path}: is damaged")
     line, _, code = content.partition(b"\n")
     told = json.loads(line)
-    if told["lapack"]:
-        # JAX looks LAPACK up when a call of it is lowered, and what is loaded takes it as found.
-        jax.jit(jax.scipy.linalg.lu_factor).lower(np.eye(2))
-    structure = jax.tree.structure(_read(told["result"]))
-    found = _runner(code), structure
+    found = code, _read(told["result"]), told
     os.utime(path)
     return found
 
 
+def files(folder: Path) -> list[Path]:
+    """The files of functions in a folder, which need not be there."""
+    if not folder.is_dir():
+        return []
+    return [path for path in folder.iterdir() if path.suffix in (COMPILED, PROGRAM)]
+
+
 def _digest(content: bytes) -> bytes:
     return hashlib.sha256(content).hexdigest().encode() + b"\n"
-
-
-def _runner(code: bytes) -> Run:
-    from jaxlib.xla_client import DeviceList
-
-    (device, *_) = jax.devices()
-    executable = device.client.deserialize_executable(
-        code, executable_devices=DeviceList((device,))
-    )
-
-    def run(leaves: Sequence[np.ndarray]) -> Sequence[jax.Array]:
-        results = executable.execute_sharded(jax.device_put(list(leaves)))
-        return [one for (one,) in results.disassemble_into_single_device_arrays()]
-
-    return run
 
 
 def _written(tree: Any) -> Any:
@@ -156,14 +130,14 @@ def _read(content: Any) -> Any:
 
 
 def _forget(folder: Path) -> None:
-    """Removes files of compiled functions unused for long, and beyond `_MOST_BYTES` for longest."""
-    files = []
-    for path in folder.glob(f"*{_SUFFIX}"):
+    """Removes files of functions unused for long, and beyond `_MOST_BYTES` for longest."""
+    found = []
+    for path in files(folder):
         with contextlib.suppress(OSError):
             status = path.stat()
-            files.append((status.st_mtime, status.st_size, path))
-    total = sum(size for _, size, _ in files)
-    for used_s, size, path in sorted(files):
+            found.append((status.st_mtime, status.st_size, path))
+    total = sum(size for _, size, _ in found)
+    for used_s, size, path in sorted(found):
         is_old = time.time() - used_s > _UNUSED_DAYS * 86400
         if not is_old and total <= _MOST_BYTES:
             return
@@ -175,4 +149,5 @@ def _forget(folder: Path) -> None:
 
 def _is_form(path: Path) -> bool:
     with path.open("rb") as file:
-        return file.readline() == _FORM
+        # Those of earlier versions, too.
+        return file.readline().startswith(_FORM[:-2])
