@@ -62,15 +62,13 @@ if kept:
     _solve(*arguments)
     mark("loading what is kept, and running")
 else:
-    traced = jax.jit(_solve.__wrapped__).trace(*arguments)
+    from physim.programs.writing import written
+    flat = lambda *own: jax.tree.leaves(_solve.__wrapped__(*own))
+    traced = jax.jit(flat).trace(*arguments)
     mark("tracing")
-    lowered = traced.lower()
-    mark("lowering")
-    compiled = lowered.compile(
-        {"xla_cpu_use_fusion_emitters": False, "xla_backend_optimization_level": 0}
-    )
-    mark("compiling")
-    jax.block_until_ready(compiled(*arguments))
+    program = written(traced.jaxpr)
+    mark("writing the program")
+    program.run(jax.tree.leaves(arguments))
     mark("running")
 for (_, before), (name, after) in zip(moments, moments[1:]):
     print(f"{name},{after - before:.3f}")

@@ -47,16 +47,16 @@ _OPTIONS: dict[str, Any] = {
     # What the last level adds takes a fifth of the time to compile, and brings nothing.
     "xla_backend_optimization_level": 2,
 }
-# A call with less than so many numbers is as quick as a program as what XLA makes without
-# optimisation, where there can be one. With more it is compiled at once.
+# A call with less than so many numbers, each used once, runs in a millisecond or two even without
+# optimisation, which takes longer than all else.
 _FEW = 100_000
 _QUICK = _OPTIONS | {"xla_backend_optimization_level": 0}
 # How long XLA takes to optimise a line of a program, about, seconds: a process that has spent as
 # much on calls of one has it compiled. Whether that was done before does not count, so that the
 # same calls find the same to the last digit.
 OPTIMISED_S = 1.7e-3
-# A program that takes longer than this is worse than what XLA makes, seconds.
-_LONG_S = 0.5
+# What is called takes a program longer than this if it has much to do: XLA compiles it, seconds.
+_LONG_S = 0.2
 # Of JAX's settings those that change what a function computes.
 _SETTINGS = (
     "jax_enable_x64",
@@ -132,11 +132,12 @@ class Kept(Generic[*Arguments, Result]):
             key: What tells such arguments from others.
             before: A program whose calls are used up; None if there was none.
         """
-        is_quick = before is None and self._uses * sum(leaf.size for leaf in leaves) < _FEW
+        is_first = before is None
+        is_quick = is_first and self._uses * sum(leaf.size for leaf in leaves) < _FEW
         options = _QUICK if is_quick else _OPTIONS
         program = executable = None
         # Whatever is wrong with what was kept, it can be made anew.
-        if is_quick and (program := _place(self._function, kept_files.PROGRAM, key)):
+        if is_first and (program := _place(self._function, kept_files.PROGRAM, key)):
             with contextlib.suppress(Exception):
                 return _loaded_program(program)
         # What another processor than a CPU runs is not kept.
@@ -156,7 +157,7 @@ class Kept(Generic[*Arguments, Result]):
         with compiling.once(), _out_of_jaxs_cache():
             traced = jax.jit(flat, compiler_options=options, keep_unused=True).trace(*leaves)
             (structure,) = structures
-            if is_quick:
+            if is_first:
                 with contextlib.suppress(UnwrittenError):
                     return _made_program(traced, structure, program)
             return _made_executable(traced, structure, executable)
