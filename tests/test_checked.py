@@ -15,7 +15,7 @@ from physim.batching.limits import Limits
 from physim.prediction import checked
 from physim.prediction.approximation import errors_of
 from physim.prediction.checked import Compared
-from physim.replay.outcome import EngineSamples, Gaps, Replayed, Work
+from physim.replay.outcome import WITHIN_90, EngineSamples, Gaps, Replayed, Work, standard_errors
 
 MODEL, ENGINE = "Qwen/Qwen3-14B", {"gpu": "h100_sxm", "tp": 2, "max_model_len": 4096}
 LENGTHS = {"input_tokens": 500, "output_tokens": physim.Lengths.parse("normal:20:5")}
@@ -30,6 +30,36 @@ def figures(found, part="all", statistic="mean"):
 def test_a_difference_is_of_the_replays():
     assert Compared("all", "ttft", "mean", 0.9, 1.2).difference_pct == pytest.approx(-25.0)
     assert Compared("all", "kv_use", "mean", 0.1, 0.0).difference_pct is None
+    assert Compared("all", "ttft", "mean", 0.9, 1.2).chance_pct is None
+    row = Compared("all", "ttft", "mean", 0.9, 1.2, 0.012)
+    assert row.chance_pct == pytest.approx(WITHIN_90)
+
+
+@pytest.mark.parametrize("after", [0.0, 0.9])
+def test_the_chance_of_a_replay(after):
+    # A chain whose values are normal with a deviation of one, each `after` times the one before:
+    # its mean is off as that of so many fewer values (1 - after) / (1 + after).
+    count, rng = 4000, np.random.default_rng(0)
+    found, means = [], []
+    for _ in range(60):
+        chain = rng.normal(size=count)
+        for place in range(1, count):
+            chain[place] = after * chain[place - 1] + math.sqrt(1 - after**2) * chain[place]
+        found.append(standard_errors(chain, np.ones(count)))
+        means.append(chain.mean())
+    mean, median, *_ = np.sqrt(np.mean(np.square(found), axis=0))
+    expected = math.sqrt((1 + after) / (1 - after) / count)
+    assert mean == pytest.approx(expected, rel=0.15)
+    assert np.std(means) == pytest.approx(expected, rel=0.2)
+    if not after:
+        # Half a chance over the density at the median.
+        assert median == pytest.approx(math.sqrt(math.pi / 2 / count), rel=0.15)
+
+
+def test_values_that_stand_for_several_count_so_often():
+    values, weights = np.arange(200.0), np.tile([1.0, 3.0], 100)
+    once = standard_errors(np.repeat(values, weights.astype(int)), np.ones(400))
+    np.testing.assert_allclose(standard_errors(values, weights), once, rtol=1e-12)
 
 
 def test_the_fluid_knows_least_of_bursts_near_saturation():
@@ -63,6 +93,9 @@ def test_a_load_that_stays():
     )
     for name in ("ttft", "itl", "tpot", "e2e", "requests_per_s", "output_tokens_per_s"):
         assert abs(mean[name].difference_pct) < 10, name
+    for name in ("ttft", "itl", "tpot", "e2e"):
+        assert 0 < mean[name].chance_pct < 5, name
+    assert mean["requests_per_s"].chance_pct is None
     # Little's law, in the replay alone: as many run as came in a request's time, but that some of
     # it is spent outside of the engine.
     there = mean["requests_per_s"].replay * mean["e2e"].replay

@@ -22,6 +22,8 @@ _WORDS = {
     "kv_use": ("KV use", "{:.1%}"),
 }
 
+_CHANCE = "After ±, the chance of which requests came: the mean of many replays is within it (90%)."
+
 
 def print_check(check: Check) -> None:
     """Prints latencies, throughput and the engine's state by the fluid and by the replay.
@@ -33,6 +35,8 @@ def print_check(check: Check) -> None:
     console.print()
     console.print(f"Beside a replay of {_replayed(check)}:")
     console.print(_latencies(check))
+    if any(row.chance_pct is not None for row in check.rows):
+        console.print(_CHANCE)
     console.print(_others(check))
 
 
@@ -81,4 +85,7 @@ def _time(seconds: float) -> str:
 
 
 def _difference(row: Compared) -> str:
-    return "-" if row.difference_pct is None else f"{row.difference_pct:+.1f}%"
+    if row.difference_pct is None:
+        return "-"
+    chance = "" if row.chance_pct is None else f" ±{row.chance_pct:.1f}"
+    return f"{row.difference_pct:+.1f}%{chance}"

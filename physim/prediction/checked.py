@@ -15,7 +15,7 @@ from physim.metrics import METRICS, STATISTICS
 from physim.prediction.replayed import replay_load, replayed_prediction
 from physim.prediction.results import Prediction, StageLatencies, refuse_unanswered
 from physim.printable import aligned, shown
-from physim.replay.outcome import Replayed, completed_of
+from physim.replay.outcome import WITHIN_90, Replayed, completed_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -38,6 +38,8 @@ class Compared:
         statistic: ``mean``, ``p50``, ``p90``, ``p95`` or ``p99``.
         fluid: As the fluid has it.
         replay: As the replay has it.
+        replay_error: The standard error of that, by the chance of which requests came; None where
+            it is not known.
     """
 
     part: str
@@ -45,6 +47,7 @@ class Compared:
     statistic: str
     fluid: float
     replay: float
+    replay_error: float | None = None
 
     @property
     def difference_pct(self) -> float | None:
@@ -53,9 +56,16 @@ class Compared:
             return None
         return 100 * (self.fluid / self.replay - 1)
 
+    @property
+    def chance_pct(self) -> float | None:
+        """Within how much of it many replays are in nine of ten cases, percent; None if unknown."""
+        if not self.replay or self.replay_error is None:
+            return None
+        return 100 * WITHIN_90 * self.replay_error / self.replay
+
     def to_dict(self) -> dict[str, Any]:
         """The figures as plain values."""
-        names = ("part", "quantity", "statistic", "fluid", "replay", "difference_pct")
+        names = ("part", "quantity", "statistic", "fluid", "replay", "difference_pct", "chance_pct")
         return {name: getattr(self, name) for name in names}
 
 
@@ -88,6 +98,7 @@ class Check:
             if row.part == "all" and row.statistic == "mean":
                 percent = row.difference_pct
                 off = "-" if percent is None else f"{percent:+.1f}%"
+                off += "" if row.chance_pct is None else f" ±{row.chance_pct:.1f}"
                 rows.append((row.quantity, f"{row.fluid:.4g}", f"{row.replay:.4g}", off))
         compared = f"{self.compared:,} of {self.replayed:,} replayed requests compared"
         return shown(self, self.prediction.describe(), compared, *aligned(rows))
@@ -129,7 +140,7 @@ def _of_parts(prediction: Prediction, other: Prediction) -> Iterator[Compared]:
     ours, theirs = ((own.whole, *own.stages) for own in (prediction, other))
     for place, (mine, yours) in enumerate(zip(ours, theirs, strict=True)):
         name = f"{yours.rate:g}/s, {yours.duration_s:g} s" if place else "all"
-        yield from _latencies(name, mine, yours.latencies)
+        yield from _latencies(name, mine, yours.latencies, {})
         if not place:
             for rate in ("requests_per_s", "output_tokens_per_s"):
                 values = getattr(prediction, rate), getattr(other, rate)
@@ -137,14 +148,18 @@ def _of_parts(prediction: Prediction, other: Prediction) -> Iterator[Compared]:
 
 
 def _latencies(
-    name: str, part: StageLatencies, replayed: Mapping[str, Mapping[str, float]]
+    name: str,
+    part: StageLatencies,
+    replayed: Mapping[str, Mapping[str, float]],
+    errors: Mapping[str, Mapping[str, float]],
 ) -> Iterator[Compared]:
     """Latencies that both know; where the queue grows without end, the fluid has no TTFT."""
     for metric in METRICS:
         if metric in part.latencies and metric in replayed:
             ours, theirs = part.latencies[metric], replayed[metric]
             for statistic in STATISTICS:
-                yield Compared(name, metric, statistic, ours[statistic], theirs[statistic])
+                error = errors[metric][statistic] if metric in errors else None
+                yield Compared(name, metric, statistic, ours[statistic], theirs[statistic], error)
 
 
 def _steady(prediction: Prediction, result: Replayed) -> tuple[int, list[Compared]]:
@@ -161,7 +176,8 @@ def _steady(prediction: Prediction, result: Replayed) -> tuple[int, list[Compare
             f"so many clients have all {len(frame)} replayed requests answered at once",
             "give a number of requests",
         )
-    rows = list(_latencies("all", prediction.whole, result.latencies(middle, begin, end)))
+    figures, errors = (of(middle, begin, end) for of in (result.latencies, result.errors))
+    rows = list(_latencies("all", prediction.whole, figures, errors))
     per_s = (last - first) / (end - begin)
     tokens_per_s = per_s * float(middle["output_tokens"].mean())
     replay = {"requests_per_s": per_s, "output_tokens_per_s": tokens_per_s}

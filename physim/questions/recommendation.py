@@ -138,7 +138,7 @@ def recommend(
             remedy = f"serve them apart: {split.describe()} keep to it on {split.gpus} GPUs"
             raise InputError(error.where, error.what, remedy)
     assert replicas is not None
-    left = np.min([plan.headroom(asked, np.maximum(replicas, 1)) for plan in plans], axis=0)
+    left = np.min([plan.headroom(asked, replicas) for plan in plans], axis=0)
     each = gpus_of * np.array([hourly.get(case.server.gpu.key, 1.0) for case in cases])
     search = _Search(cases, replicas, most, each, left)
     chosen = search.checked(asked, known, count, profile, arrivals)

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
@@ -26,6 +26,9 @@ from physim.questions.objectives import EACH, NOTHING, Objective, Requirements
 # for the one that takes most iterations, and take ten times as long to compile.
 _CHUNKS = (16, 128)
 
+# Requests that come so many times as fast as they are served at most keep to nothing. That is with
+# all slots taken, and with fewer, which evict less of the prefix cache, it may be more.
+_HOPELESS = 2.0
 # Relative rounding errors of shares.
 _ROUNDING = 1e-9
 
@@ -117,15 +120,20 @@ class Servers:
             least: How many there are anyway; 0 for none. None for as few as can be.
         """
         every = np.arange(len(self.cases))
-        if least is None:
-            too_few, enough = np.zeros(len(every), int), most.copy()
-            served = self.under(every, 1.0 / most, asked).kept
-        else:
-            served = (least > 0) & self.under(every, 1.0 / np.maximum(least, 1), asked).kept
-            enough, too_few = np.where(served, least, most), np.where(served, least - 1, least)
-            more = every[(least > 0) & ~served & (most > least)]
-            if more.size:
-                served[more] = self.under(more, 1.0 / most[more], asked).kept
+
+        def kept(which: Int[np.ndarray, " n"], numbers: Int[np.ndarray, " n"]) -> Any:
+            return self.under(which, 1.0 / numbers, asked).kept if which.size else []
+
+        hopeless, served = self._hopeless(), np.zeros(len(every), bool)
+        too_few, enough, wanted = hopeless, most.copy(), ~served
+        if least is not None:
+            too_few, wanted = np.maximum(hopeless, least), least > 0
+            given = every[least > hopeless]
+            served[given] = kept(given, least[given])
+            enough = np.where(served, least, most)
+            too_few = np.where(served, least - 1, too_few)
+        more = every[wanted & ~served & (most > too_few)]
+        served[more] = kept(more, most[more])
         while (unsure := every[served & (enough - too_few > 1)]).size:
             middle = (too_few[unsure] + enough[unsure]) // 2
             met = self.under(unsure, 1.0 / middle, asked).kept
@@ -137,13 +145,24 @@ class Servers:
 
         Args:
             asked: What is asked.
-            replicas: How many of each share the load.
+            replicas: How many of each share the load; of those with 0 nothing is left.
         """
-        found = self.under(np.arange(len(self.cases)), 1.0 / replicas)
+        every, some = np.zeros(len(self.cases)), np.flatnonzero(replicas)
+        if not some.size:
+            return every
+        found = self.under(some, 1.0 / replicas[some])
         bounds = [one for one in asked.objectives if one.statistic != EACH]
         left = [1 - found.bounded_by(one) / one.seconds for one in bounds]
-        least: Numbers = np.min([*left, 1 - found.throughput / self.saturation], axis=0)
-        return least
+        every[some] = np.min([*left, 1 - found.throughput / self.saturation[some]], axis=0)
+        return every
+
+    def _hopeless(self) -> Int[np.ndarray, " n"]:
+        """Numbers of each that are certainly too few; 0 for clients, who wait for answers."""
+        demand = self._systems.demand
+        if demand.concurrency is not None:
+            return np.zeros(len(self.cases), int)
+        few = np.ceil(demand.rate / (_HOPELESS * self.saturation)).astype(int) - 1
+        return np.maximum(few, 0)
 
     def under_rates(
         self, which: Int[np.ndarray, " n"], rates: Numbers, asked: Requirements = NOTHING

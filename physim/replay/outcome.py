@@ -130,6 +130,9 @@ class Work:
         }
 
 
+# Stretches of time, one after the other of which is left out to see what chance does, and within
+# how many standard errors from so few 90% are: Student's t of nine degrees of freedom.
+_STRETCHES, WITHIN_90 = 10, 1.833
 _STATES = ("completed", "queued", "running", "dropped")
 
 
@@ -216,8 +219,34 @@ class Replayed:
             begin_s: Of the tokens, those that came from then on count for ITL,
             end_s: and until then.
         """
-        found = {}
-        gaps = self.gaps
+        return {
+            metric: dict(zip(STATISTICS, _statistics(*own).tolist(), strict=True))
+            for metric, own in self._observed(frame, begin_s, end_s).items()
+        }
+
+    def errors(
+        self, frame: pd.DataFrame, begin_s: float, end_s: float
+    ) -> dict[str, dict[str, float]]:
+        """Standard errors of the same, by the chance of which requests came, seconds.
+
+        The load must stay as it is. None of a metric that there is too little of.
+
+        Args:
+            frame: Rows of `to_frame`.
+            begin_s: Of the tokens, those that came from then on count for ITL,
+            end_s: and until then.
+        """
+        return {
+            metric: dict(zip(STATISTICS, standard_errors(*own).tolist(), strict=True))
+            for metric, own in self._observed(frame, begin_s, end_s).items()
+            if len(own[0]) >= _STRETCHES**2
+        }
+
+    def _observed(
+        self, frame: pd.DataFrame, begin_s: float, end_s: float
+    ) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+        """Values of each metric in the order of time, and how many each stands for."""
+        gaps, found = self.gaps, {}
         own = slice(*np.searchsorted(gaps.time_s, (begin_s, end_s)))
         for metric in METRICS:
             if metric == "itl":
@@ -227,9 +256,7 @@ class Replayed:
                 values = frame[f"{metric}_s"].dropna().to_numpy()
                 weights = np.ones(len(values))
             if len(values):
-                percentiles = _quantiles(values, weights).tolist()
-                mean = float(np.average(values, weights=weights))
-                found[metric] = dict(zip(STATISTICS, (mean, *percentiles), strict=True))
+                found[metric] = values, weights
         return found
 
     def counts(self) -> dict[str, int]:
@@ -250,6 +277,31 @@ def completed_of(frame: pd.DataFrame) -> pd.DataFrame:
     """Rows of completed requests; the frame itself, of which there may be much, if all are."""
     done = frame["state"] == "completed"
     return frame if done.all() else frame[done]
+
+
+def standard_errors(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """Standard errors of `STATISTICS` of values that follow one another, and depend on each other.
+
+    By the jackknife of blocks (Kunsch, Annals of Statistics 17, 1989): how much they change where
+    one stretch after the other is left out, each longer than what depends on each other.
+
+    Args:
+        values: The values, in the order in which they came.
+        weights: How many each stands for.
+    """
+    without = np.array(
+        [
+            _statistics(np.delete(values, own), np.delete(weights, own))
+            for own in np.array_split(np.arange(len(values)), _STRETCHES)
+        ]
+    )
+    off = without - without.mean(axis=0)
+    return np.sqrt((_STRETCHES - 1) / _STRETCHES * np.sum(off**2, axis=0))
+
+
+def _statistics(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """`STATISTICS` of values that stand for several each."""
+    return np.append(np.average(values, weights=weights), _quantiles(values, weights))
 
 
 def _quantiles(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
