@@ -186,6 +186,29 @@ def test_strong_bursts_make_prompts_wait_for_one_another(burstiness):
     assert fluid.itl_s == pytest.approx(replayed.itl_s, rel=0.03)
 
 
+# The last: 111 ms apart, with steps of 15 ms and prompts of 89 that half of the next ones just meet.
+@pytest.mark.parametrize(
+    ("engine", "tokens", "rate"),
+    [("vllm", 786, 6.0), ("sglang", 786, 20.0), ("trtllm", 6000, 2.0), ("vllm", 3000, 9.0)],
+)
+def test_evenly_spaced_requests_do_not_wait_for_one_another(engine, tokens, rate):
+    case = {"gpu": "h100_sxm", "tp": 2, "engine": engine, "fit": "none"}
+    load = {"input_tokens": tokens, "output_tokens": 200, "rate": rate}
+    found = physim.check("Qwen/Qwen3-14B", **case, **load)
+    for row in found.rows:
+        if row.quantity == "ttft":
+            assert row.fluid == pytest.approx(row.replay, rel=0.03), row.statistic
+
+
+def test_a_prompt_waits_for_the_rest_of_a_step_and_for_the_next():
+    # Steps of 7.2 ms whenever a request comes, half a second after the one before.
+    case = {"gpu": "h100_sxm", "tp": 2, "fit": "none"}
+    found = physim.predict("Qwen/Qwen3-14B", **case, input_tokens=786, output_tokens=251, rate=2.0)
+    ttft, step_s = found.whole.latencies["ttft"], found.whole.latencies["itl"]["p50"]
+    assert ttft["p99"] - ttft["p50"] == pytest.approx(0.49 * step_s, rel=0.03)
+    assert found.ttft_parts_s["scheduling"] == pytest.approx(1.5 * step_s, rel=0.03)
+
+
 def test_a_table_of_lengths_says_nothing_of_arrivals(tmp_path):
     path = tmp_path / "pairs.csv"
     path.write_text("input_tokens,output_tokens\n5,5\n")

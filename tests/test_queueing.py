@@ -103,7 +103,7 @@ def left_when_requests_come(prompts, room, full_s, rate, seed=3, count=60_000):
 def test_what_is_left_of_long_prompts_is_waited_for(prompts, rate):
     strata = np.sort(np.resize(prompts, 64))
     parts = np.append(strata[:-1], np.full(LONGEST, strata[-1]))
-    found = wait_for_tokens(parts, 1000.0, 0.1, rate, 1.0, _TWO, 1.0, 1.0)
+    found = wait_for_tokens(parts, 1000.0, 0.1, rate, 1.0, _TWO, 1.0, 1.0, 1.0)
     wait, chance, cv = left_when_requests_come(np.array(prompts), 1000.0, 0.1, rate)
     assert found.wait_s == pytest.approx(wait, rel=0.12)
     assert found.chance == pytest.approx(chance, rel=0.12)
@@ -111,7 +111,7 @@ def test_what_is_left_of_long_prompts_is_waited_for(prompts, rate):
 
 
 def test_prompts_that_fit_a_step_wait_for_none():
-    found = wait_for_tokens(np.full(len(PARTS), 400.0), 1000.0, 0.1, 1.0, 0.9, _TWO, 1.0, 1.0)
+    found = wait_for_tokens(np.full(len(PARTS), 400.0), 1000.0, 0.1, 1.0, 0.9, _TWO, 1.0, 1.0, 1.0)
     assert found.wait_s == 0.0
 
 

@@ -1,13 +1,16 @@
-"""How many requests come within some time: the chances of none and of just one."""
+"""How many requests come within some time: the chances of none and of one, and before another."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
-from physim.batching.guards import SMALL, TINY
+from physim.batching.guards import ROOT, SMALL, TINY
 from physim.types import AnyArray, Scalar
 
 # Nodes of a quadrature that is within 2% for shapes from 0.05 on, in any time, and the power by
@@ -19,8 +22,15 @@ _FAR, _WEIGHTS = _PLACES**_POWER, _WIDTHS * _PLACES ** (_POWER - 1)
 # Phases of the most even arrivals that come by any chance; those that are more even are taken for
 # straight from there to even spacing.
 _PHASES = 8
-_COUNTS = np.arange(2 * _PHASES + 1)
+# What came within so many mean distances of another request is not by chance. Phases are counted
+# up to twice as many as that many requests have, or one.
+_MOST_BEFORE = 3
+_COUNTS = np.arange(2 * _MOST_BEFORE * _PHASES + 1)
 _LOG_FACTORIALS = np.concatenate([[0.0], np.cumsum(np.log(_COUNTS[1:]))])
+# Gauss's two moments of a time, and Lobatto's four, the ends among them, with their weights.
+_MOMENTS = 0.5 + np.array([-0.5, 0.5]) / np.sqrt(3.0)
+_WITHIN = 0.5 + np.array([-0.5, -0.5 / np.sqrt(5.0), 0.5 / np.sqrt(5.0), 0.5])
+_OF_WITHIN = np.array([1.0, 5.0, 5.0, 1.0]) / 12
 
 Numbers = Float[AnyArray, "*n"]
 
@@ -77,23 +87,117 @@ def _log_none_in_bursts(mean: Numbers, arrival_cv2: Scalar) -> Numbers:
 def _evenly(mean: Numbers, arrival_cv2: Scalar) -> Float[AnyArray, "two ..."]:
     """Chances of none and of one, of arrivals by chance or more evenly.
 
-    With a whole number ``k`` for a shape, one comes every ``k`` phases, whose number is Poisson's;
-    what of one is left when the time begins is any of them, so that of so many arrivals and a
-    fraction, the fraction is the chance of one more. Other shapes lie between two whole ones.
+    What is left of one when the time begins is any number of its phases (`_of_phases`), so that of
+    so many arrivals and a fraction, the fraction is the chance of one more.
     """
+    found = _of_phases(mean, arrival_cv2, _of_spaced, 1)
+    even = _evenness(arrival_cv2)
+    return even * _of_spaced(mean) + (1.0 - even) * found
+
+
+class Before(NamedTuple):
+    """What came in some time before another request, over what comes by chance.
+
+    Attributes:
+        number: Requests.
+        until_end: Time from each to the end of that time, summed.
+    """
+
+    number: Scalar
+    until_end: Scalar
+
+
+def came_before(begins: Scalar, varies: Scalar, lasts: Scalar, arrival_cv2: Scalar) -> Before:
+    """What came in some time before another request: of even arrivals none came shortly before.
+
+    Args:
+        begins: How long before the other one the time ends at least, in mean distances of arrivals,
+        varies: how much earlier than that it may end, any time up to this being as likely,
+        lasts: and how long it is.
+        arrival_cv2: Squared coefficient of variation of the times between arrivals.
+    """
+    lasts, varies = jnp.maximum(lasts, ROOT), jnp.maximum(varies, ROOT)
+    even = _evenness(arrival_cv2)
+    # Up to the ends of the time, and within it.
+    spaced = _of_all_spaced(begins + jnp.stack([0.0 * lasts, lasts]), varies)
+    moments = begins + varies * _MOMENTS[:, None] + lasts * _WITHIN
+    (of_phases,) = _of_phases(
+        jnp.minimum(moments, 1.0 * _MOST_BEFORE),
+        arrival_cv2,
+        lambda amount: jnp.floor(amount)[None],
+        _MOST_BEFORE,
+    )
+    means = jnp.mean(of_phases, axis=0)
+    first, last, summed = means[0], means[-1], lasts * jnp.sum(_OF_WITHIN * means)
+    first, last, summed = (
+        even * own + (1.0 - even) * other
+        for own, other in zip(
+            (*spaced[0], spaced[1][1] - spaced[1][0]), (first, last, summed), strict=True
+        )
+    )
+    # What is long before another one comes by chance.
+    far = jnp.clip(begins + varies + lasts - (_MOST_BEFORE - 1.0), 0.0, 1.0)
+    far = jnp.where(arrival_cv2 < 1.0, far, 1.0)
+    number = jnp.maximum(last - first, 0.0) / lasts
+    until_end = jnp.maximum(summed - lasts * first, 0.0) / (lasts**2 / 2)
+    return Before(number + far * (1.0 - number), until_end + far * (1.0 - until_end))
+
+
+def _of_all_spaced(
+    times: Float[AnyArray, "*n"], varies: Scalar
+) -> tuple[Float[AnyArray, "*n"], Float[AnyArray, "*n"]]:
+    """Evenly spaced arrivals before another up to some times, and their sum over these, means.
+
+    Args:
+        times: The times, in distances of arrivals.
+        varies: How much later each may be, evenly.
+    """
+
+    def sums(time: AnyArray) -> AnyArray:
+        number = jnp.floor(time)
+        squares = number * (number + 1.0) * (2 * number + 1.0) / 6
+        once = number * time - number * (number + 1.0) / 2
+        twice = (number * time**2 - time * number * (number + 1.0) + squares) / 2
+        return jnp.stack([once, twice])
+
+    once, twice = (sums(times + varies) - sums(times)) / varies
+    return once, twice
+
+
+def _evenness(arrival_cv2: Scalar) -> Scalar:
+    """How far arrivals are on the way from the most phases to even spacing."""
+    return jnp.maximum(1.0 - _PHASES * arrival_cv2, 0.0)
+
+
+def _of_phases(
+    mean: Numbers,
+    arrival_cv2: Scalar,
+    of_amount: Callable[[AnyArray], AnyArray],
+    most: int,
+) -> AnyArray:
+    """Means of what is known of a number of arrivals, those by chance or more evenly.
+
+    With a whole number ``k`` for a shape, one comes every ``k`` phases, whose number is Poisson's.
+    Other shapes lie between two whole ones.
+
+    Args:
+        mean: Requests that come, mean.
+        arrival_cv2: Squared coefficient of variation of the times between arrivals.
+        of_amount: What is known of a number of phases, over those of an arrival.
+        most: Requests that come at most, mean.
+    """
+    counts = _COUNTS[: 2 * most * _PHASES + 1]
     shape = jnp.clip(1.0 / jnp.maximum(arrival_cv2, SMALL), 1.0, _PHASES)
     fewer = jnp.minimum(jnp.floor(shape), _PHASES - 1.0)
     share = fewer * ((fewer + 1.0) / shape - 1.0)
-    even = jnp.maximum(1.0 - _PHASES * arrival_cv2, 0.0)
     phases = jnp.stack([fewer, fewer + 1.0])
     expected = phases[:, None] * jnp.maximum(mean, TINY)[..., None, None]
-    chance = jnp.exp(_COUNTS * jnp.log(expected) - expected - _LOG_FACTORIALS)
-    amounts = _COUNTS / phases[:, None]
+    chance = jnp.exp(counts * jnp.log(expected) - expected - _LOG_FACTORIALS[: len(counts)])
+    known = of_amount(counts / phases[:, None])
     by_phases = jnp.sum(
-        chance * jnp.expand_dims(_of_spaced(amounts), tuple(range(1, 1 + jnp.ndim(mean)))), axis=-1
+        chance * jnp.expand_dims(known, tuple(range(1, 1 + jnp.ndim(mean)))), axis=-1
     )
-    between = share * by_phases[..., 0] + (1.0 - share) * by_phases[..., 1]
-    return even * _of_spaced(mean) + (1.0 - even) * between
+    return share * by_phases[..., 0] + (1.0 - share) * by_phases[..., 1]
 
 
 def _of_spaced(mean: Numbers) -> Float[AnyArray, "two ..."]:

@@ -118,6 +118,7 @@ def wait_for_tokens(
     arriving: Nodes,
     arrival_cv2: Scalar,
     burst_cv2: Scalar,
+    meet: Scalar,
 ) -> TokenQueue:
     """The queue of prompts for the tokens of steps.
 
@@ -140,6 +141,7 @@ def wait_for_tokens(
         arriving: and how many come together else.
         arrival_cv2: Squared coefficient of variation of the times between arrivals,
         burst_cv2: and of counts in times as short as steps.
+        meet: How often prompts meet one that is under way, over how often they do by chance.
     """
     size = prompts / room
     mean = jnp.sum(PARTS * size)
@@ -173,7 +175,7 @@ def wait_for_tokens(
     some = jnp.maximum(steps, TINY)
     long = come * steps_squared / some
     more = 1.0 + following(long, burst_cv2) / jnp.maximum(long, TINY)
-    more *= jnp.minimum(arrival_cv2, 1.0)
+    more *= meet
     chance = more * come * steps / (1.0 - load)
     varied = come * (jnp.sum(PARTS * size**2) + (arrival_cv2 - 1.0) * mean**2) / 2
     wait = sums + squares * load / (1.0 - load) + steps * varied / (1.0 - load) ** 2

@@ -32,9 +32,6 @@ from physim.step.mixed_steps import Apart
 from physim.step.model import StepModel, StepTime
 from physim.types import AnyArray, Scalar
 
-# Evenly spaced arrivals in a step from which on a request meets the prompt before it, being
-# handed over in two steps or so, and how sharp that is (benchmarks/fluid_against_replay.py).
-_CLOSE, _CLOSE_WIDTH = 0.45, 0.08
 # Most that a step grows with the requests in it, relative to them, as far as variances go: beyond,
 # load is above the capacity (benchmarks/real_traffic.py).
 MOST_ELASTIC = 0.9
@@ -47,7 +44,8 @@ class Steps(Pytree):
         mixed_share: Share of steps with a prefill chunk.
         mean: A mean step.
         as_seen: A mean step as a decoding request meets it: its own prompt is not among those met.
-        found_s: Time of a step that a request finds under way, mean of steps, not of time.
+        found_s: Time of a step as arriving requests count them, of one stage,
+        found_alone_s: and of one that only decodes.
         kind_s: Times of the kinds of steps with prompts (`physim.batching.step_kinds`).
         kind_more_s: How much longer each kind makes a gap between tokens.
         kind_tokens: Tokens of prompts of each kind, on the rank that has most,
@@ -81,6 +79,7 @@ class Steps(Pytree):
     mean: StepTime
     as_seen: StepTime
     found_s: Scalar
+    found_alone_s: Scalar
     kind_s: Float[AnyArray, " kinds"]
     kind_more_s: Float[AnyArray, " kinds"]
     kind_tokens: Float[AnyArray, " kinds"]
@@ -185,7 +184,8 @@ def _steps_of_both(
         mixed_share=jnp.sum(share),
         mean=mean,
         as_seen=mean,
-        found_s=_found_s(arrivals, decode.interval, mean.interval, demand) / kinds.lanes,
+        found_s=mean.interval / kinds.lanes,
+        found_alone_s=decode.interval / kinds.lanes,
         kind_s=kinds.prompts.latency,
         kind_more_s=more.interval,
         kind_tokens=kinds.tokens,
@@ -243,7 +243,7 @@ def _steps_apart(
         slots: Requests that may run.
         room: How far runs of prompts go on with those that come, from 0 to 1.
     """
-    arrivals, cv2, chunks = occupancy.prompts, demand.burst_cv2, kinds.chunks
+    cv2, chunks = demand.burst_cv2, kinds.chunks
     prefilling, decode = occupancy.prefilling, kinds.decode
     by_prompts = steps_by_prompts(kinds, limits)
     cycle = cycle_of(kinds, by_prompts, demand, limits, occupancy, room)
@@ -273,7 +273,8 @@ def _steps_apart(
         mixed_share=run.of_any / (1.0 + run.steps),
         mean=mean,
         as_seen=mean,
-        found_s=_found_s(arrivals, decode.interval, step, demand) / kinds.lanes,
+        found_s=step / kinds.lanes,
+        found_alone_s=decode.interval / kinds.lanes,
         kind_s=kinds.prompts.latency,
         kind_more_s=kinds.prompts.interval,
         kind_tokens=kinds.tokens,
@@ -336,14 +337,6 @@ def _together(arrivals: Scalar, cv2: Scalar, spread: Scalar, looks: Looks) -> Sc
     found = arrivals * (looks.joined + spread)
     evenly = level * jnp.maximum(found - 1.0, 0.0)
     return (1 - level) * found + evenly + 2 * following(found / 2, cv2)
-
-
-def _found_s(arrivals: Scalar, alone_s: Scalar, mean_s: Scalar, demand: Demand) -> Scalar:
-    """Time of the steps that requests find under way, mean of steps."""
-    level = arrival_evenness(demand.burst_cv2)
-    # The prompt before an evenly spaced one is long computed, unless they follow within few steps.
-    close = jax.nn.sigmoid((arrivals - _CLOSE) / _CLOSE_WIDTH)
-    return level * (alone_s + close * (mean_s - alone_s)) + (1 - level) * mean_s
 
 
 def _met(demand: Demand, limits: Limits, occupancy: Occupancy, while_own: Scalar) -> Scalar:

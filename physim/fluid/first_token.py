@@ -19,6 +19,7 @@ from physim.batching.queueing import coming_together, wait_for_tokens
 from physim.batching.step_kinds import FULL, KINDS
 from physim.batching.step_mix import Steps
 from physim.corrections.fields import Corrections
+from physim.fluid.found_steps import found_steps
 from physim.pytree import Pytree
 from physim.step.front_end import handover_steps, output_s, outside_s, tokens_outside_s
 from physim.types import AnyArray, Scalar
@@ -87,6 +88,9 @@ class Local(NamedTuple):
         token: What each token of a prompt takes of it.
         under_way: Wait for the steps under way, if there are any.
         rest: What of that is for the rest of the one that runs.
+        finds: How often a request finds prompts in that one, over how often they are,
+        finds_next: and in the next, over the share of steps that has them.
+        left: What is then left of the one that runs, over half of it.
         queue: Wait for tokens of prompts that came in earlier steps.
         queued: Chance that there are any.
         queue_cv: Coefficient of variation of the wait where there are.
@@ -119,6 +123,9 @@ class Local(NamedTuple):
     token: Scalar
     under_way: Scalar
     rest: Scalar
+    finds: Scalar
+    finds_next: Scalar
+    left: Scalar
     queue: Scalar
     queued: Scalar
     queue_cv: Scalar
@@ -173,9 +180,10 @@ def local(
         demand: The load.
         limits: The engine's limits.
     """
+    found = found_steps(steps, occupancy, demand, limits)
     ahead = handover_steps(corrections, limits.async_scheduling)
-    rest = ahead * 0.5 / (0.5 + limits.async_scheduling) + steps.spread / 2
-    waited = ahead + steps.spread / 2 + looks_at(occupancy.prompts, limits).waited
+    rest = ahead * 0.5 / (0.5 + limits.async_scheduling) + found.spread / 2
+    waited = ahead + found.spread / 2 + looks_at(occupancy.prompts, limits).waited
     ranks = limits.ranks * limits.stages
     coming = occupancy.prompts / steps.mean.interval
     # Prompts that came at the very same time wait for each other in another place.
@@ -192,6 +200,7 @@ def local(
         steps.arriving,
         demand.arrival_cv2,
         demand.burst_cv2 - stamped,
+        found.until_end,
     )
     others = jnp.maximum(steps.same_step / jnp.maximum(1.0 - steps.lone, TINY), 1.0)
     shared = coming_together(prompts, occupancy.room, others)
@@ -213,8 +222,11 @@ def local(
         mean=steps.mean.interval,
         outside=outside,
         token=tokens_outside_s(corrections, limits.prompt_token_s),
-        under_way=waited * steps.found_s,
-        rest=rest * steps.found_s,
+        under_way=waited * found.next_s,
+        rest=rest * found.next_s,
+        finds=found.prompts,
+        finds_next=found.prompts_next,
+        left=found.left,
         queue=tokens.wait_s,
         queued=tokens.chance,
         queue_cv=tokens.cv,

@@ -169,23 +169,18 @@ def first_tokens(
     # Whoever finds the fullest steps finds the longest queues; who finds none has no queue.
     fullest = jnp.where(phase < 1.0, 1.0 - (chances.busy - points[:, _FOUND]), 0.0)
     alone = 1.0 - jnp.sum(local.kind_share)
+    scale = jnp.sum(local.kind_share * local.kind) + alone * local.decode_only
     # A long step is found more often, and the one after it is any.
     added = _added_by_kind(local)
+    with_prompts = local.finds * local.kind_share * local.kind
+    without = jnp.maximum(scale - jnp.sum(with_prompts), 0.0)
     found = _of_kinds(
-        local,
-        added,
-        local.kind_share * local.kind,
-        alone * local.decode_only,
-        jnp.minimum(phase, 1.0),
-        points[:, _PACE],
+        local, added, with_prompts, without, jnp.minimum(phase, 1.0), points[:, _PACE]
     )
     # Steps that long prompts fill follow one another.
-    filled = local.kind_share[FULL]
-    within = (
-        filled
-        * local.kind[FULL]
-        / (jnp.sum(local.kind_share * local.kind) + alone * local.decode_only)
-    )
+    following_share = local.finds_next * local.kind_share
+    filled = following_share[FULL]
+    within = with_prompts[FULL] / scale
     into = (phase - 1.0 + within) / jnp.maximum(jnp.minimum(within, EDGE), TINY)
     in_run = jnp.where(phase < 1.0, jnp.clip(into, 0.0, 1.0), 0.0)
     of_run = jnp.where(points[:, _NEXT] > 1.0 - local.follows, 1.0, 0.0)
@@ -193,22 +188,25 @@ def first_tokens(
     following = _of_kinds(
         local,
         added,
-        local.kind_share.at[FULL].set(begins * (1.0 - filled)),
-        alone,
+        following_share.at[FULL].set(begins * (1.0 - filled)),
+        jnp.maximum(1.0 - jnp.sum(following_share), 0.0),
         points[:, _NEXT],
         1.0 - points[:, _PACE],
     )
     next_s = of_run * local.kind[FULL] + (1.0 - of_run) * local.kind[FULL - 1]
     following += in_run * (next_s - following)
     hidden = local.hidden * in_run / jnp.maximum(chances.busy * within, LITTLE)
-    scale = jnp.sum(local.kind_share * local.kind) + alone * local.decode_only
-    squares = jnp.sum(local.kind_share * local.kind**2) + alone * local.decode_only**2
-    under_way = local.rest * rest * found / (squares / scale / 2)
-    under_way += (local.under_way - local.rest) * following / scale
+    found_s = (jnp.sum(with_prompts * local.kind) + without * local.decode_only) / scale
+    left_s = found_s + (local.left - 1.0) * jnp.sum(with_prompts * local.kind) / scale
+    is_long = jnp.clip((jnp.minimum(phase, 1.0) - without / scale) / EDGE + 0.5, 0.0, 1.0)
+    left = found * (1.0 + is_long * (local.left - 1.0))
+    following_s = local.decode_only + jnp.sum(following_share * (local.kind - local.decode_only))
+    under_way = local.rest * rest * left / (left_s / 2)
+    under_way += (local.under_way - local.rest) * following / following_s
     part = _part(points)
     own = of_lengths(local.prefill, demand, prompts)[part] + hidden
     # In a long step more come.
-    count = local.same_step * found / (squares / scale)
+    count = local.same_step * found / found_s
     several = (
         local.adding
         * count
