@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
+from typing import Any
 
 import numpy as np
 
 import physim
 
-MODEL, SERVER = "Qwen/Qwen3-14B", {"gpu": "h100_sxm", "tp": 2, "fit": "none"}
+MODEL = "Qwen/Qwen3-14B"
+SERVER: dict[str, Any] = {"gpu": "h100_sxm", "tp": 2, "fit": "none"}
 ENGINES = ("vllm", "sglang", "trtllm")
 SHAPES = (None, 8.0, 3.0, 1.5)
 TOKENS = ((786, 251), (6000, 150))
@@ -26,11 +28,16 @@ def errors(
     engine: str, shape: float | None, varied: bool, tokens: tuple[int, int], share: float
 ) -> list[float]:
     """Differences of the fluid's TTFT from the replay's, percent, by statistic."""
-    means = [
+    means: list[Any] = [
         physim.Lengths.parse(f"lognormal:{mean}:{0.8 * mean}") if varied else float(mean)
         for mean in tokens
     ]
-    about = {"input_tokens": means[0], "output_tokens": means[1], "engine": engine, **SERVER}
+    about: dict[str, Any] = {
+        "input_tokens": means[0],
+        "output_tokens": means[1],
+        "engine": engine,
+        **SERVER,
+    }
     about |= {"arrival": "constant"} if shape is None else {"arrival": "gamma", "burstiness": shape}
     most = physim.predict(MODEL, rate=1.0, **about).saturation_rps
     found = physim.check(MODEL, rate=round(share * most, 3), **about)
@@ -39,7 +46,7 @@ def errors(
 
 
 def main() -> None:
-    off = defaultdict(list)
+    off: dict[tuple[float | None, bool], list[Any]] = defaultdict(list)
     for shape, varied in itertools.product(SHAPES, (False, True)):
         for engine, tokens, share in itertools.product(ENGINES, TOKENS, SHARES):
             off[shape, varied].append(np.abs(errors(engine, shape, varied, tokens, share)))

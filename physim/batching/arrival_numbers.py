@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
-from physim.batching.guards import ROOT, SMALL, TINY
+from physim.batching.guards import LITTLE, SMALL, TINY
 from physim.types import AnyArray, Scalar
 
 # Nodes of a quadrature that is within 2% for shapes from 0.05 on, in any time, and the power by
@@ -116,7 +116,8 @@ def came_before(begins: Scalar, varies: Scalar, lasts: Scalar, arrival_cv2: Scal
         lasts: and how long it is.
         arrival_cv2: Squared coefficient of variation of the times between arrivals.
     """
-    lasts, varies = jnp.maximum(lasts, ROOT), jnp.maximum(varies, ROOT)
+    # In 32 bit differences over less would have no digits.
+    lasts, varies = jnp.maximum(lasts, LITTLE), jnp.maximum(varies, LITTLE)
     even = _evenness(arrival_cv2)
     # Up to the ends of the time, and within it.
     spaced = _of_all_spaced(begins + jnp.stack([0.0 * lasts, lasts]), varies)
@@ -137,10 +138,10 @@ def came_before(begins: Scalar, varies: Scalar, lasts: Scalar, arrival_cv2: Scal
     )
     # What is long before another one comes by chance.
     far = jnp.clip(begins + varies + lasts - (_MOST_BEFORE - 1.0), 0.0, 1.0)
-    far = jnp.where(arrival_cv2 < 1.0, far, 1.0)
+    near = jnp.where(arrival_cv2 < 1.0, 1.0 - far, 0.0)
     number = jnp.maximum(last - first, 0.0) / lasts
     until_end = jnp.maximum(summed - lasts * first, 0.0) / (lasts**2 / 2)
-    return Before(number + far * (1.0 - number), until_end + far * (1.0 - until_end))
+    return Before(1.0 + near * (number - 1.0), 1.0 + near * (until_end - 1.0))
 
 
 def _of_all_spaced(

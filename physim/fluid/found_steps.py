@@ -61,35 +61,33 @@ def found_steps(steps: Steps, occupancy: Occupancy, demand: Demand, limits: Limi
     """
     rate = occupancy.prompts / steps.mean.interval
     step_s, alone_s = steps.found_s, steps.found_alone_s
-    ahead_s = limits.async_scheduling * alone_s
     cv2 = jnp.where(demand.closed, 1.0, demand.burst_cv2)
-    alone, ahead, prompts = alone_s * rate, ahead_s * rate, steps.prefill_s * rate
-    # Each group of prompts by itself, as often and as long as it takes.
+    # In mean distances of arrivals: a step without prompts, one that is formed ahead, and all of a
+    # prompt. Each group of prompts is found by itself, as often and as long as it takes.
+    alone, prompts = alone_s * rate, steps.prefill_s * rate
+    ahead = limits.async_scheduling * alone
     of_groups = jax.vmap(came_before, in_axes=(None, None, 0, None))(ahead, alone, prompts, cv2)
+    finds = GROUPS * prompts * of_groups.number
     here = Before(
-        *(
-            jnp.sum(GROUPS * weight * own) / jnp.sum(GROUPS * weight)
-            for weight, own in zip((prompts, prompts**2), of_groups, strict=True)
-        )
+        jnp.sum(finds) / jnp.sum(GROUPS * prompts),
+        jnp.sum(GROUPS * prompts**2 * of_groups.until_end) / jnp.sum(GROUPS * prompts**2),
     )
     with_prompts = jnp.maximum(jnp.sum(steps.kind_share), TINY)
-    always = jnp.clip((step_s * rate - _EACH_SECOND) / EDGE, 0.0, 1.0) * arrival_evenness(cv2)
     # Who finds a prompt's step may have come after others that came in it.
-    nothing = jnp.zeros_like(rate)
-    after_alone = came_before(nothing, alone, ahead, cv2).number
-    after_prompts = jax.vmap(came_before, in_axes=(None, 0, None, None))(
-        nothing, prompts, ahead, cv2
-    ).number
-    finds = GROUPS * prompts * of_groups.number
-    after_prompts = jnp.sum(finds * after_prompts) / jnp.maximum(jnp.sum(finds), TINY)
-    coming = after_alone + jnp.minimum(jnp.sum(finds), 1.0) * (after_prompts - after_alone)
-    chance = jnp.clip(coming * with_prompts, 0.0, 1.0)
+    after_alone, after_prompts = (
+        jax.vmap(came_before, in_axes=(None, 0, None, None))(0.0 * rate, before, ahead, cv2).number
+        for before in (alone[None], prompts)
+    )
+    chance = after_alone[0] * (1.0 - jnp.minimum(jnp.sum(finds), 1.0))
+    chance += jnp.sum(finds * after_prompts) / jnp.maximum(jnp.sum(finds), 1.0)
+    chance = jnp.clip(chance * with_prompts, 0.0, 1.0)
+    always = jnp.clip((step_s * rate - _EACH_SECOND) / EDGE, 0.0, 1.0) * arrival_evenness(cv2)
     chance += always * (1.0 - chance)
     next_s = alone_s + chance / with_prompts * (step_s - alone_s)
-    # Shares of the time, and what is left of each, twice.
-    alone = jnp.minimum((1.0 - with_prompts) * alone_s / step_s, 1.0)
-    prompts_s = jnp.maximum((1.0 + steps.spread) * step_s - alone * alone_s, 0.0)
-    rest_s = here.until_end * prompts_s + (1.0 - here.number * (1.0 - alone)) * alone_s
+    # What is left of each, twice, by the share of the time that it takes.
+    share = jnp.minimum((1.0 - with_prompts) * alone_s / step_s, 1.0)
+    prompts_s = jnp.maximum((1.0 + steps.spread) * step_s - share * alone_s, 0.0)
+    rest_s = here.until_end * prompts_s + (1.0 - here.number * (1.0 - share)) * alone_s
     # The prompt before that of a client is long computed, unless they follow within few steps.
     level = jnp.where(demand.closed, arrival_evenness(demand.burst_cv2), 0.0)
     far = level * jax.nn.sigmoid((_CLOSE - occupancy.prompts) / _CLOSE_WIDTH)
