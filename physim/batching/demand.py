@@ -16,10 +16,10 @@ from physim.batching.guards import SMALL, TINY
 from physim.batching.prefix_cache import Prefixes
 from physim.batching.strata import PARTS, Strata, moments_of, strata_of, strata_of_missed
 from physim.inputs.lengths import STRATA
-from physim.inputs.levelled_load import LevelledLoad
 from physim.inputs.load import Load
 from physim.inputs.popularity import Popularity
 from physim.inputs.request_points import RequestMoments
+from physim.inputs.routed_load import LevelledLoad, RoutedLoad
 from physim.pytree import Pytree
 from physim.service.draft import Draft
 from physim.service.phases import decode_steps
@@ -118,6 +118,7 @@ class Demand(Pytree):
             in the long run have the same index of dispersion.
         burst_cv2: Squared coefficient of variation of counts in times as short as steps,
         levelled: and whether a router makes it more by chance that levels out servers, 0 or 1.
+        routed: Whether a router picks the server by what servers have, 0 or 1.
         follow_cv2: The same of arrivals that have as many follow a request while it lives.
         at_once: Other requests that come at the very time of one, mean.
         loading_s: Time that a request waits for its prefix to come up to the GPU's memory, mean,
@@ -148,6 +149,7 @@ class Demand(Pytree):
     arrival_cv2: Scalar
     burst_cv2: Scalar
     levelled: Scalar
+    routed: Scalar
     follow_cv2: Scalar
     at_once: Scalar
     loading_s: Scalar | None = None
@@ -205,6 +207,7 @@ class Demand(Pytree):
             arrival_cv2=load.arrival_cv2,
             burst_cv2=load.burst_cv2,
             levelled=1.0 * isinstance(load, LevelledLoad),
+            routed=1.0 * isinstance(load, RoutedLoad),
             follow_cv2=load.follow_cv2,
             at_once=load.at_once,
         )

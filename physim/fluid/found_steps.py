@@ -22,8 +22,8 @@ from physim.batching.prompt_chunks import GROUPS
 from physim.batching.step_mix import Steps
 from physim.types import Scalar
 
-# Clients in a step from which on a request meets the prompt of the one before, being handed over
-# in two steps or so, and how sharp that is (benchmarks/fluid_against_replay.py).
+# Requests of clients in a step from which on one meets the prompt of the one before, being handed
+# over in two steps or so, and how sharp that is (benchmarks/fluid_against_replay.py).
 _CLOSE, _CLOSE_WIDTH = 0.45, 0.08
 # Evenly spaced arrivals in a step from which on fewer than one step without prompts is between two
 # with them, so that the step that is formed ahead always has some.
@@ -61,7 +61,9 @@ def found_steps(steps: Steps, occupancy: Occupancy, demand: Demand, limits: Limi
     """
     rate = occupancy.prompts / steps.mean.interval
     step_s, alone_s = steps.found_s, steps.found_alone_s
-    cv2 = jnp.where(demand.closed, 1.0, demand.burst_cv2)
+    # Clients, and routers that look at servers, do not send requests at distances of their own.
+    in_turn = demand.closed | (demand.routed > 0)
+    cv2 = jnp.where(in_turn, 1.0, demand.burst_cv2)
     # In mean distances of arrivals: a step without prompts, one that is formed ahead, and all of a
     # prompt. Each group of prompts is found by itself, as often and as long as it takes.
     alone, prompts = alone_s * rate, steps.prefill_s * rate
@@ -88,8 +90,8 @@ def found_steps(steps: Steps, occupancy: Occupancy, demand: Demand, limits: Limi
     share = jnp.minimum((1.0 - with_prompts) * alone_s / step_s, 1.0)
     prompts_s = jnp.maximum((1.0 + steps.spread) * step_s - share * alone_s, 0.0)
     rest_s = here.until_end * prompts_s + (1.0 - here.number * (1.0 - share)) * alone_s
-    # The prompt before that of a client is long computed, unless they follow within few steps.
-    level = jnp.where(demand.closed, arrival_evenness(demand.burst_cv2), 0.0)
+    # There the prompt before is long computed, unless they follow within few steps.
+    level = jnp.where(in_turn, arrival_evenness(demand.burst_cv2), 0.0)
     far = level * jax.nn.sigmoid((_CLOSE - occupancy.prompts) / _CLOSE_WIDTH)
     return Found(
         next_s=(1.0 - far * (1.0 - alone_s / step_s)) * next_s,
@@ -97,5 +99,5 @@ def found_steps(steps: Steps, occupancy: Occupancy, demand: Demand, limits: Limi
         prompts=here.number,
         prompts_next=chance / with_prompts,
         left=here.until_end / jnp.maximum(here.number, LITTLE),
-        until_end=here.until_end,
+        until_end=jnp.where(in_turn, jnp.minimum(demand.arrival_cv2, 1.0), here.until_end),
     )

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int
 
-from physim.inputs.levelled_load import LevelledLoad
 from physim.inputs.load import Load
 from physim.inputs.popularity import IN_TURN
 from physim.inputs.request_lengths import RequestLengths
+from physim.inputs.routed_load import LevelledLoad, RoutedLoad
 from physim.service.phases import DECODE, PHASES, PREFILL, visit
-from physim.service.routers import BY_PREFIX, LEVELLING, RANDOM, ROUND_ROBIN
+from physim.service.routers import BY_LOAD, BY_PREFIX, LEVELLING, RANDOM, ROUND_ROBIN
 
 # Turns of which some find what was said before and some do not, at least.
 _FEWEST_TURNS = 4096
@@ -117,7 +117,9 @@ def shared_out(load: Load, servers: int, router: str) -> Load:
         return _of_recorded(replace(load, **changes), servers, chance)
     cv2 = load.arrival_cv2 / servers + (1.0 - 1.0 / servers) * chance
     shared = replace(load, **_arriving(cv2), **changes)
-    return LevelledLoad.from_load(shared) if router in LEVELLING and not chance else shared
+    if chance or router not in BY_LOAD:
+        return shared
+    return (LevelledLoad if router in LEVELLING else RoutedLoad).from_load(shared)
 
 
 def _of_recorded(load: Load, servers: int, chance: bool) -> Load:
