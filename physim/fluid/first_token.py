@@ -168,10 +168,8 @@ def local(
 ) -> Local:
     """What a request meets at an occupancy.
 
-    TTFT is the time in the front end, the steps under way when it arrives, a wait for the token
-    budget and for a slot, its own prefill steps, and the handling of their output. Long steps are
-    met more often than short ones, so what is left of the one under way is half the mean and half
-    its squared coefficient of variation.
+    TTFT is the time in the front end, the steps under way when it arrives (`found_steps`), a wait
+    for the token budget and for a slot, its own prefill steps, and the handling of their output.
 
     Args:
         steps: The engine's steps.
