@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Float
 
 from physim.batching.batch_statistics import GOLDEN, Nodes, following
-from physim.batching.guards import FULLEST, HARDLY, ROOT, SMALL, TINY
+from physim.batching.guards import FULLEST, HARDLY, NEARLY, ROOT, SMALL, TINY
 from physim.batching.strata import PARTS
 from physim.inputs.lengths import STRATA
 from physim.types import AnyArray, Scalar
@@ -51,6 +51,7 @@ def wait_for_a_slot(
     slower: Scalar,
     peaked: Scalar,
     variability: Scalar,
+    prompts: Scalar | float = 0.0,
 ) -> tuple[Scalar, Scalar]:
     """Mean number of requests that wait for a slot by chance, and the chance that one has to.
 
@@ -59,7 +60,9 @@ def wait_for_a_slot(
     ``p(n) / p(n - 1) = offered G(n) / n`` (Cohen, Acta Informatica 12, 1979), which knows nothing
     of lengths but their mean. Beyond the slots a queue adds its geometric tail, scaled by the
     variability of arrivals and lengths (Allen and Cunneen). Arrivals other than Poisson count in
-    units of their peakedness (Hayward). ``G`` is taken for a straight line.
+    units of their peakedness (Hayward). ``G`` is taken for a straight line. It is the step of those
+    that run while others take their places; below the slots prompts come as requests do, however
+    many run, and take the same share of the time.
 
     Args:
         offered: Steps that arriving requests need, per second.
@@ -69,6 +72,7 @@ def wait_for_a_slot(
         peaked: Peakedness of the number that run.
         variability: Mean of the squared coefficients of variation of the times between arrivals and
             of the steps of a request.
+        prompts: Of that, what is for the prompts of those that take the places of others.
     """
     # Where arrivals and lengths are more even, no chance is left worth a sum.
     unit = jnp.maximum(peaked, HARDLY)
@@ -76,6 +80,10 @@ def wait_for_a_slot(
     fixed = jnp.maximum(slowest - slower * slots, HARDLY * slowest)
     slope = (slowest - fixed) / room
     full = jnp.minimum(load * slowest / room, FULLEST)
+    # While there are slots, prompts come as requests do, however many run.
+    taken = jnp.minimum(offered * prompts, NEARLY)
+    slope = jnp.maximum(slope - prompts * unit, 0.0)
+    load /= 1.0 - taken
     # Where the product is largest, and how wide it is there.
     free = jnp.maximum(1.0 - load * slope, HARDLY)
     most = jnp.minimum(load * fixed / free, room)

@@ -428,14 +428,15 @@ def _observed(
     variability = (demand.arrival_cv2 + demand.output_cv2) / 2
     # Mean steps of those that run, with all slots taken and with a part of them.
     _, full, part = crowded
+    held = occupancy.chunks + demand.decode_steps + limits.async_scheduling + with_slot / step
     waiting, chance = wait_for_a_slot(
-        balance.throughput
-        * (occupancy.chunks + demand.decode_steps + limits.async_scheduling + with_slot / step),
+        balance.throughput * held,
         balance.slots,
         full,
         (full - part) / ((1 - _PART_FULL) * balance.slots),
         steps.bunched + full_cache(limits, kv_slots(limits, demand)) * kv_cv2(demand),
         variability,
+        (1.0 - steps.found_alone_s / steps.found_s) / (balance.throughput * held),
     )
     wait = jnp.where(closed, 0.0, waiting / balance.throughput)
     # Clients who think come by chance, as requests of an open loop do.
