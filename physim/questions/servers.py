@@ -29,6 +29,8 @@ _CHUNKS = (16, 128)
 # Requests that come so many times as fast as they are served at most keep to nothing. That is with
 # all slots taken, and with fewer, which evict less of the prefix cache, it may be more.
 _HOPELESS = 2.0
+# More servers than anybody asks for.
+_MANY = 1e9
 # Relative rounding errors of shares.
 _ROUNDING = 1e-9
 
@@ -161,8 +163,8 @@ class Servers:
         demand = self._systems.demand
         if demand.concurrency is not None:
             return np.zeros(len(self.cases), int)
-        few = np.ceil(demand.rate / (_HOPELESS * self.saturation)).astype(int) - 1
-        return np.maximum(few, 0)
+        most = np.maximum(_HOPELESS * self.saturation, demand.rate / _MANY)
+        return np.maximum(np.ceil(demand.rate / most).astype(int) - 1, 0)
 
     def under_rates(
         self, which: Int[np.ndarray, " n"], rates: Numbers, asked: Requirements = NOTHING
