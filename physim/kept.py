@@ -137,13 +137,14 @@ class Kept(Generic[*Arguments, Result]):
         options = _QUICK if is_quick else _OPTIONS
         program = executable = None
         # Whatever is wrong with what was kept, it can be made anew.
-        if is_first and (program := _place(self._function, kept_files.PROGRAM, key)):
+        place = _places(self._function, key)
+        if is_first and (program := place(kept_files.PROGRAM)):
             with contextlib.suppress(Exception):
                 return _loaded_program(program)
         # What another processor than a CPU runs is not kept.
         if jax.default_backend() == "cpu":
-            own = (*key, options, jax.config.jax_num_cpu_devices, _processor())
-            executable = _place(self._function, kept_files.COMPILED, own)
+            own = options, jax.config.jax_num_cpu_devices, _processor()
+            executable = place(kept_files.COMPILED, *own)
         if executable is not None:
             with contextlib.suppress(Exception):
                 return _loaded_executable(executable)
@@ -280,22 +281,25 @@ def _strip_sources(lowered: jax.stages.Lowered) -> None:
         PassManager.parse("builtin.module(strip-debuginfo)").run(module.operation)
 
 
-def _place(function: Callable[..., Any], suffix: str, key: tuple[Any, ...]) -> Path | None:
-    """Where what is made of a function is kept.
+def _places(function: Callable[..., Any], key: tuple[Any, ...]) -> Callable[..., Path | None]:
+    """Where what is made of a function is kept: of a suffix, and of what else that depends on.
 
     Args:
         function: The function.
-        suffix: Of what form.
-        key: What it depends on beside sources and versions; first the structure of its arguments.
+        key: What tells its arguments from others; first their structure.
     """
     root = folder()
     if root is None:
-        return None
+        return lambda *_: None
     module, name = function.__module__, function.__qualname__
     source = sources.digest_of({module, *_modules(key[0])})
     flags = os.environ.get("XLA_FLAGS", ""), os.environ.get("EQX_ON_ERROR", "")
-    digest = hashlib.sha256(repr((source, _versions(), flags, *key)).encode())
-    return root / f"{module}.{name}-{digest.hexdigest()[:24]}{suffix}"
+
+    def place(suffix: str, *own: Any) -> Path:
+        digest = hashlib.sha256(repr((source, _versions(), flags, *key, *own)).encode())
+        return root / f"{module}.{name}-{digest.hexdigest()[:24]}{suffix}"
+
+    return place
 
 
 def _modules(tree: jax.tree_util.PyTreeDef) -> Iterator[str]:

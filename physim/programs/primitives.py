@@ -10,7 +10,6 @@ import numpy as np
 from jax.extend import core
 
 from physim.programs.lines import Line, Shape, Value
-from physim.programs.operations import NAMES
 from physim.programs.program import UnwrittenError
 from physim.programs.writer import Writer, Writes
 
@@ -304,7 +303,9 @@ def _iota(writer: Writer, equation: core.JaxprEqn, _operands: list[Value]) -> li
 
 def _dot(writer: Writer, equation: core.JaxprEqn, operands: list[Value]) -> list[Value]:
     values, shape = writer.all_spread(equation, operands), equation.outvars[0].aval.shape
-    contracted, batched = equation.params["dimension_numbers"]
+    contracted, batched = (
+        tuple(map(_whole, pairs)) for pairs in equation.params["dimension_numbers"]
+    )
     sides = [[""] * len(one.shape) for one in values]
     letters = iter("abcdefghijklmnopqrstuvwxyz")
     result = ""
@@ -317,25 +318,22 @@ def _dot(writer: Writer, equation: core.JaxprEqn, operands: list[Value]) -> list
             if not letter:
                 side[axis] = next(letters)
                 result += side[axis]
-    if not batched[0] and (contracted[0], contracted[1]) == ((len(sides[0]) - 1,), (0,)):
-        text = "matmul({}, {})" if len(sides[1]) <= 2 else ""
-    else:
-        text = ""
+    # What `matmul` does is quicker by it.
+    is_plain = not batched[0] and contracted == ((len(sides[0]) - 1,), (0,)) and len(sides[1]) <= 2
     subscripts = f"{''.join(sides[0])},{''.join(sides[1])}->{result}"
-    return [writer.line(text or f"einsum({subscripts!r}, {{}}, {{}})", values, shape)]
+    text = "matmul({}, {})" if is_plain else f"einsum({subscripts!r}, {{}}, {{}})"
+    return [writer.line(text, values, shape)]
 
 
 def _sort(writer: Writer, equation: core.JaxprEqn, operands: list[Value]) -> list[Value]:
     values, params = writer.all_spread(equation, operands), equation.params
     text = f"sort({_listed(len(values))}, {params['dimension']}, {params['num_keys']})"
+    shapes = [variable.aval.shape for variable in equation.outvars]
     if all(one.known is not None for one in values):
-        found = eval(text.format(*(one.name for one in values)), {**NAMES, **writer.constants})
-        return [writer.constant(one) for one in found]
+        # Constants are arrays, not tuples of them.
+        return [writer.line(f"{text}[{place}]", values, own) for place, own in enumerate(shapes)]
     every = writer.line(text, values, ())
-    return [
-        writer.line(f"{{}}[{place}]", [every], variable.aval.shape)
-        for place, variable in enumerate(equation.outvars)
-    ]
+    return [writer.line(f"{{}}[{place}]", [every], own) for place, own in enumerate(shapes)]
 
 
 def _gather(writer: Writer, equation: core.JaxprEqn, operands: list[Value]) -> list[Value]:

@@ -220,7 +220,7 @@ class Replayed:
             end_s: and until then.
         """
         return {
-            metric: dict(zip(STATISTICS, _statistics(*own).tolist(), strict=True))
+            metric: _by_name(_statistics(*own))
             for metric, own in self._observed(frame, begin_s, end_s).items()
         }
 
@@ -237,7 +237,7 @@ class Replayed:
             end_s: and until then.
         """
         return {
-            metric: dict(zip(STATISTICS, standard_errors(*own).tolist(), strict=True))
+            metric: _by_name(standard_errors(*own))
             for metric, own in self._observed(frame, begin_s, end_s).items()
             if len(own[0]) >= _STRETCHES**2
         }
@@ -297,6 +297,10 @@ def standard_errors(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
     )
     off = without - without.mean(axis=0)
     return np.sqrt((_STRETCHES - 1) / _STRETCHES * np.sum(off**2, axis=0))
+
+
+def _by_name(statistics: np.ndarray) -> dict[str, float]:
+    return dict(zip(STATISTICS, statistics.tolist(), strict=True))
 
 
 def _statistics(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
