@@ -139,7 +139,8 @@ def _tabulated(
             model = loads_of(lower, demand, 0.0, found).with_steps(model)
         return Fluid.tabulated(model, demand.with_hit_rate(hit_rate), system.limits)
 
-    return jax.vmap(one)(systems, corrections, hit_rates, tiers)
+    # Together, tables of some dozens of cases would take gigabytes, and longer.
+    return jax.lax.map(lambda each: one(*each), (systems, corrections, hit_rates, tiers))
 
 
 @partial(kept, uses=_RUN_USES)
