@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// The folder of the table that is read: PHYSIM_TABLE=tables/qwen3-14b go test
+// The folder of the table that is read, as a whole path: PHYSIM_TABLE=$PWD/tables/qwen3-14b go test
 func folder(t *testing.T) string {
 	found := os.Getenv("PHYSIM_TABLE")
 	if found == "" {

@@ -36,9 +36,9 @@ def crossval(
     methods: Annotated[
         str,
         typer.Option(
-            help="By commas: physim, unfitted (what it starts from), zero-shot, all levels; "
-            "blackbox, ridge, boosted; or an ablation: no residual, constant MFU, additive host; "
-            "or of zero-shot: weighted-average, smooth-weighted."
+            help="Comma-separated: physim, unfitted (the fit that it starts from), zero-shot, all "
+            "levels; the baselines blackbox, ridge, boosted; the ablations no residual, constant "
+            "MFU, additive host and, of zero-shot, weighted-average, smooth-weighted."
         ),
     ] = "physim,unfitted,zero-shot",
     where: Annotated[
@@ -61,7 +61,7 @@ def crossval(
     out: Out = None,
     plot: Plot = None,
 ) -> None:
-    """Fit without each group of runs in turn and predict it: the error on unseen runs.
+    """Estimate the error on unseen runs: leave out each group in turn, fit the rest, predict it.
 
     For example:
 

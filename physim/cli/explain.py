@@ -35,10 +35,10 @@ def explain(
     load: Given,
     engine: Given,
 ) -> None:
-    """Show the parts of TTFT, and what latencies and saturation throughput depend on.
+    """Show the parts of TTFT, and what limits latencies and saturation throughput.
 
-    Elasticities are in percent, for one percent more of each part. With several servers it says
-    which pool saturates first, and explains one server of each.
+    An elasticity is the percent change for one percent more of an input. With several servers the
+    command says which pool saturates first, and explains one server of each.
 
     For example:
 

@@ -47,8 +47,8 @@ def fit(
         list[Path] | None,
         typer.Option(
             metavar="FILE",
-            help="Measured steps of --server (see `physim data steps`); may be repeated. Without "
-            "--server, a step trace of the runs in --data.",
+            help="Measured steps (see `physim data steps`); may be repeated. Name their server "
+            "with --server, unless they are a step trace of the runs in --data.",
         ),
     ] = None,
     server: Annotated[
@@ -117,9 +117,8 @@ def fit(
 ) -> None:
     """Fit the corrections to measured runs and steps, and write them with their uncertainty.
 
-    It starts from the default fit, and weighs your runs against the runs that this fit knows. It
-    leaves out stages above capacity, and lists them. The errors that it prints are in sample;
-    `physim crossval` has errors on unseen runs.
+    It starts from the default fit and weighs your runs against that fit's. It lists and omits
+    runs above capacity. Printed errors are in-sample; `physim crossval` has errors on unseen runs.
 
     For example:
 

@@ -27,7 +27,7 @@ def report(
     load: Given,
     engine: Given,
 ) -> None:
-    """Write a page on a deployment under a load: numbers and pictures in one HTML file.
+    """Write a report on a deployment under a load: numbers and pictures in one HTML file.
 
     For example:
 

@@ -85,8 +85,8 @@ def scale(
     hold: Annotated[
         float | None,
         typer.Option(
-            help="Seconds for which fewer servers must do before any is turned off: "
-            f"{HOLD_S:g}, or derived if the target is.",
+            help="Seconds that fewer servers must suffice before one is turned off "
+            f"(default: {HOLD_S:g}, or derived with an auto target).",
             rich_help_panel=_PANEL,
         ),
     ] = None,
@@ -106,12 +106,12 @@ def scale(
     hpa: Annotated[
         Path | None,
         typer.Option(
-            help="Write a HorizontalPodAutoscaler with this target, YAML.", callback=writable
+            help="Write the policy as a HorizontalPodAutoscaler (YAML).", callback=writable
         ),
     ] = None,
     keda: Annotated[
         Path | None,
-        typer.Option(help="Write a ScaledObject of KEDA with it, YAML.", callback=writable),
+        typer.Option(help="Write the policy as a KEDA ScaledObject (YAML).", callback=writable),
     ] = None,
     servers: Annotated[
         Path | None,

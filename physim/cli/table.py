@@ -39,7 +39,7 @@ def table(
     kind: Annotated[
         str,
         typer.Option(
-            "--format", help="parquet, csv or json; blis for all that the BLIS simulator reads."
+            "--format", help="parquet, csv or json; blis for files of BLIS of August 2026."
         ),
     ] = "csv",
     tolerance: Annotated[

@@ -20,7 +20,7 @@ class EngineRequest:
         DEFAULT_ENGINE, "The engine: one of `physim show engines`.", column="optional"
     )
     engine_version: str | None = option(
-        None, "Its version; the newest known if not given.", column="optional"
+        None, "Its version (default: the newest known).", column="optional"
     )
     max_num_seqs: int | None = option(None, "Requests that run at once.", column="optional")
     max_num_batched_tokens: int | None = option(None, "Tokens of a rank's step.", column="optional")
@@ -29,7 +29,9 @@ class EngineRequest:
         None, "Share of memory the engine may use.", column="optional"
     )
     block_size: int = option(16, "Tokens of a KV block.")
-    kv_blocks: int | None = option(None, "KV blocks, instead of computing them.", column="optional")
+    kv_blocks: int | None = option(
+        None, "Number of KV blocks (default: computed).", column="optional"
+    )
     kv_cache_dtype: str = option(
         "auto", "KV cache: auto (as the checkpoint says), bfloat16 or fp8.", column="optional"
     )
@@ -43,7 +45,7 @@ class EngineRequest:
     )
     expert_load: float | None = option(
         None,
-        "Unevenness of experts: 0 (even) to 1.2, a power law's exponent; the model's if not given.",
+        "Unevenness of experts: 0 (even) to 1.2, a power law's exponent (default: the model's).",
         column="optional",
     )
     # A flag and its opposite would leave the other options' names no room.
@@ -53,7 +55,7 @@ class EngineRequest:
     all2all: str | None = option(
         None,
         "How tokens reach experts: allgather, deepep_{high_throughput,low_latency} or "
-        "nvlink_one_sided; the engine's way if not given.",
+        "nvlink_one_sided (default: the engine's).",
         column="optional",
     )
     receive_every: int = option(1, "Steps between looks for new requests.", column="optional")
@@ -80,7 +82,7 @@ class EngineRequest:
     draft_acceptance: float | str | Sequence[float] | None = option(
         None,
         "Chance that a draft is accepted (0.7), mean length (2.4) or chances by position "
-        "(0.8,0.6); the model family's if measured.",
+        "(0.8,0.6) (default: the model family's, if measured).",
         panel="Speculative decoding",
         kind=str | None,
         column="optional",
@@ -92,7 +94,7 @@ class EngineRequest:
         column="optional",
     )
     captured_tokens: int | None = option(
-        None, "Most tokens of a step in a CUDA graph.", column="optional"
+        None, "Largest step that a CUDA graph captures, tokens.", column="optional"
     )
     kv_host_bytes: float | None = option(
         None,
@@ -102,7 +104,7 @@ class EngineRequest:
     )
     kv_host_bandwidth: float | None = option(
         None,
-        "Bandwidth from host memory to a GPU, bytes/s; the GPU's if known.",
+        "Bandwidth from host memory to a GPU, bytes/s (default: the GPU's, if known).",
         panel="KV tiers",
         column="optional",
     )
@@ -114,13 +116,13 @@ class EngineRequest:
     )
     kv_disk_bandwidth: float | None = option(
         None,
-        "What the whole disk reads, bytes/s.",
+        "Read bandwidth of the server's disk, bytes/s.",
         panel="KV tiers",
         column="optional",
     )
     kv_disk_write_bandwidth: float | None = option(
         None,
-        "What the whole disk writes, bytes/s.",
+        "Write bandwidth of the server's disk, bytes/s.",
         panel="KV tiers",
         column="optional",
     )

@@ -45,7 +45,7 @@ class FleetRequest:
     )
     router_age_s: float | None = option(
         None,
-        "Seconds from its look at servers' loads to the next; 0.05 if it scrapes them, or 0.",
+        "Seconds between a router's looks at servers (default: 0.05 if it scrapes them, else 0).",
         panel=_PANEL,
         flag="--router-age",
     )
@@ -64,11 +64,13 @@ class FleetRequest:
         column="optional",
     )
     transfer_bandwidth: float | None = option(
-        None, "Bytes per second of a GPU from prefill to decode; its network's.", panel=_PANEL
+        None,
+        "Bytes/s that a prefill GPU sends to decode servers (default: its network's).",
+        panel=_PANEL,
     )
     transfer_latency_s: float | None = option(
         None,
-        "Seconds that a request waits between them beside that; the engine's.",
+        "Extra seconds that a request waits between the pools (default: the engine's).",
         panel=_PANEL,
         flag="--transfer-latency",
     )

@@ -39,8 +39,8 @@ class LoadRequest:
     )
     cached_tokens: float = option(
         0.0,
-        "Prompt tokens that are found in the prefix cache, while there is room for them; "
-        "or the hit rate, such as 60% (of the mean prompt).",
+        "Prompt tokens found in the prefix cache if it has room, or their share of the mean "
+        "prompt, such as 60%.",
         panel=_PANEL,
         flag="--cached",
         kind=str,
@@ -53,7 +53,7 @@ class LoadRequest:
     )
     arrival: str = option(
         "constant",
-        "constant, poisson, gamma, or trace:PATH for the arrivals of a trace.",
+        "constant, poisson, gamma, or trace:PATH for a trace's gaps, scaled to --rate.",
         panel=_PANEL,
     )
     burstiness: float = option(1.0, "Shape of gamma arrivals; 1 is Poisson.", panel=_PANEL)
@@ -79,23 +79,22 @@ class LoadRequest:
     lengths: RequestLengths | None = option(
         None,
         "Prompts and outputs of real requests, kept together: a CSV or trace, "
-        "azure-conversation-2023, mooncake-conversation or sharegpt; --input and --output are "
-        "then their means, or left out.",
+        "azure-conversation-2023, mooncake-conversation or sharegpt. --input and --output, if "
+        "given, scale them to these means.",
         panel=_PANEL,
         kind=str | None,
     )
     turns: Tokens = option(
         1.0,
-        "Turns of a conversation, a number or a distribution as for --input. Each prompt repeats "
-        "all before it and adds the --input tokens beyond --cached, the prefix that all "
-        "conversations share; --rate counts turns.",
+        "Turns per conversation, a number or a distribution as for --input. Each prompt repeats "
+        "all before it and adds --input minus --cached tokens; --cached is the prefix that all "
+        "conversations share. --rate counts turns.",
         panel=_PANEL,
         kind=str,
     )
     think_s: float = option(
         0.0,
-        "Mean seconds from an answer to the next turn of its conversation, or request of its "
-        "client (exponential).",
+        "Mean pause from an answer to the user's next turn or request, seconds (exponential).",
         panel=_PANEL,
         flag="--think",
     )

@@ -45,7 +45,10 @@ class Parallelism:
         1, "Ranks of attention that share experts (data parallelism).", panel=_PANEL, column=_OPEN
     )
     ep: int = option(
-        1, "Groups of GPUs that hold whole experts; divides tp x dp.", panel=_PANEL, column=_OPEN
+        1,
+        "Groups of GPUs over which experts are spread; divides tp x dp.",
+        panel=_PANEL,
+        column=_OPEN,
     )
 
     def __post_init__(self) -> None:

@@ -68,6 +68,14 @@ class _Lane:
                 return True
         return False
 
+    @property
+    def decodes(self) -> bool:
+        """Whether any request decodes."""
+        for batch in self.batches:  # noqa: SIM110
+            if batch.decoding:
+                return True
+        return False
+
 
 class _Flight(NamedTuple):
     """A step, or a run of them, under way.
@@ -129,6 +137,7 @@ class ReplayServer:
         # Numbers in a row, since there may be millions.
         self.samples, self.gaps, self.work = array("d"), array("d"), array("d")
         self._times, self._timeout_s = times, timeout_s
+        self._policy, self._kv_blocks = config.policy, config.kv_blocks
         layout = config.parallelism
         self._ranks = [Scheduler(config, self.gaps) for _ in range(layout.dp)]
         # Not the stream of numbers that requests are drawn from with this seed.
@@ -182,7 +191,10 @@ class ReplayServer:
     @property
     def kv_blocks(self) -> int:
         """KV blocks in use."""
-        return self.config.kv_blocks - sum(rank.cache.free for rank in self._ranks)
+        used = self._kv_blocks
+        for rank in self._ranks:
+            used -= rank.cache.free
+        return used
 
     @property
     def next_end_s(self) -> float:
@@ -239,11 +251,10 @@ class ReplayServer:
             outside: What is outside of it.
             horizon_s: When the replay stops, seconds.
         """
-        policy = self.config.policy
         began = self._began
         if self._idle:
-            known = self.now if began is None or not policy.async_scheduling else began
-            if self._unseen >= policy.receive_every or not any(
+            known = self.now if began is None or not self._policy.async_scheduling else began
+            if self._unseen >= self._policy.receive_every or not any(
                 len(rank.running) > len(rank.loading) for rank in self._ranks
             ):
                 self.arrive(outside, known)
@@ -256,7 +267,7 @@ class ReplayServer:
             lane = self._idle[0]
             alone = self._form(lane)
             self._release()
-            if lane.has_prompts or any(batch.decoding for batch in lane.batches):
+            if lane.has_prompts or lane.decodes:
                 blocks = self.kv_blocks
                 comes_s = outside.next_arrival_s(self)
                 if self._inbox:
@@ -402,9 +413,7 @@ class ReplayServer:
             comes_s = comes_s if every == 1 else math.inf
             until = min(self._deadline_s(), horizon_s, comes_s, self._next_loaded_s())
             pairs = [one for one in zip(self._ranks, lane.batches, strict=True) if one[1].decoding]
-            others = self._flights or any(
-                batch.decoding for other in self._idle for batch in other.batches
-            )
+            others = self._flights or any(other.decodes for other in self._idle)
             if until > self.now and not alone and not others:
                 steps = min([batch.most_steps(rank.cache.free) for rank, batch in pairs])
                 if every > 1:
