@@ -82,6 +82,25 @@ def test_a_stage_that_lasts_is_the_steady_state(arrival, rate, cached):
     assert fluid.itl_s == pytest.approx(steady.itl_s, rel=0.005)
     assert fluid.e2e_s == pytest.approx(steady.e2e_s, rel=0.0075)
     assert fluid.ttft_s == pytest.approx(steady.ttft_s, rel=0.03)
+    line = fluid.timeline
+    late = [np.interp(2000.0, line.time_s, values) for values in (line.running, line.kv_use)]
+    assert late == pytest.approx([steady.pool.running, steady.pool.kv_use], rel=0.02)
+
+
+@pytest.mark.slow
+def test_the_queue_near_saturation_is_the_steady_states():
+    # 94% of what the server takes: more run, and more wait, in the mean over time than over steps.
+    load = Load(2000, 150, stages=(Stage(7.84, 3000.0),), arrival="poisson")
+    case = physim.Case.from_options(MODEL, gpu="h100_sxm")
+    fluid, steady = physim.predict_cases(
+        [case.under(load), case.under(replace(load, stages=(), rate=7.84))], Corrections()
+    )
+    assert steady.ttft_parts_s["queue"] > 0.1
+    assert fluid.ttft_s == pytest.approx(steady.ttft_s, rel=0.05)
+    # Six replays of as much have 0.45 s.
+    assert fluid.ttft_s == pytest.approx(0.45, rel=0.1)
+    running = np.interp(2000.0, fluid.timeline.time_s, fluid.timeline.running)
+    assert running == pytest.approx(steady.pool.running, rel=0.03)
 
 
 @pytest.mark.slow

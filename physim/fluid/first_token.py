@@ -106,7 +106,8 @@ class Local(NamedTuple):
         second: and the chance that it is more than one.
         crowd: Prefill chunks of such a step, mean.
         longer: How much longer a step is for each of them.
-        varied: Variance of the number of requests that decode, over its mean.
+        bunched: Variance of the number of requests that decode, over its mean, were steps alike,
+        varied: and as they are.
         prefill: Steps that compute a prompt, by its group.
         hidden: How much longer these are because another rank fills one of them, mean.
         follows: Chance that the step after one that a long prompt fills is filled too.
@@ -141,6 +142,7 @@ class Local(NamedTuple):
     second: Scalar
     crowd: Scalar
     longer: Scalar
+    bunched: Scalar
     varied: Scalar
     hidden: Scalar
     follows: Scalar
@@ -150,6 +152,17 @@ class Local(NamedTuple):
     kind_tokens: Float[AnyArray, " kinds"]
     kind_tokens_cv2: Float[AnyArray, " kinds"]
     kind_share: Float[AnyArray, " kinds"]
+
+    def seen_s(self, replacing: Scalar) -> Scalar:
+        """A step as a decoding request meets it where so many start because others finish, seconds.
+
+        Then all steps are met alike, and none is longer than a full one.
+
+        Args:
+            replacing: The share of requests that do.
+        """
+        slowest = jnp.minimum(self.as_seen, jnp.maximum(self.kind[FULL], self.mean))
+        return replacing * self.mean + (1.0 - replacing) * slowest
 
     @property
     def first(self) -> Scalar:
@@ -240,6 +253,7 @@ def local(
         second=steps.second,
         crowd=steps.crowd,
         longer=steps.longer_s,
+        bunched=steps.bunched,
         varied=steps.varied,
         hidden=steps.hidden_s,
         follows=steps.follows,

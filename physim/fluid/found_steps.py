@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from physim.batching.arrival_numbers import Before, came_before
 from physim.batching.batch_statistics import arrival_evenness
 from physim.batching.demand import Demand
-from physim.batching.guards import EDGE, LITTLE, NEARLY, TINY
+from physim.batching.guards import EDGE, LITTLE, TINY
 from physim.batching.limits import Limits
 from physim.batching.occupancy import Occupancy
 from physim.batching.prompt_chunks import GROUPS
@@ -99,10 +99,5 @@ def found_steps(steps: Steps, occupancy: Occupancy, demand: Demand, limits: Limi
         prompts=here.number,
         prompts_next=chance / with_prompts,
         left=here.until_end / jnp.maximum(here.number, LITTLE),
-        # Beyond what prompts can be computed of, the queue that grows is followed elsewhere.
-        until_end=jnp.where(
-            in_turn | (jnp.sum(GROUPS * prompts) > NEARLY),
-            jnp.minimum(demand.arrival_cv2, 1.0),
-            here.until_end,
-        ),
+        until_end=jnp.where(in_turn, jnp.minimum(demand.arrival_cv2, 1.0), here.until_end),
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -168,6 +168,42 @@ def _before_in_batch(
     return each_s * jnp.maximum(ahead - fluid.limits.ranks * local.same_step / 2, 0.0)
 
 
+class _Meeting(NamedTuple):
+    """What a request meets at a time.
+
+    Attributes:
+        local: Steps, and what there is to wait for.
+        as_seen: A step as a decoding request meets it, seconds.
+        batch: Requests that decode.
+        start: Requests that start in a step.
+        elastic: Relative change of a step's time for a relative change of those that decode.
+    """
+
+    local: Local
+    as_seen: Scalar
+    batch: Scalar
+    start: Scalar
+    elastic: Scalar
+
+
+def _meeting(fluid: Fluid, trajectory: Trajectory, time_s: Scalar) -> _Meeting:
+    """What a request meets at a time."""
+    batch, start, age, full = (
+        jnp.interp(time_s, trajectory.time, values)
+        for values in (trajectory.batch, trajectory.start, trajectory.age, trajectory.full)
+    )
+    share = batch / fluid.scale
+    local = fluid.local(share, start, age, full)
+    fewer = fluid.local(_FEWER * share, start, age, full)
+    return _Meeting(
+        local,
+        local.seen_s(full),
+        batch,
+        start,
+        (1 - fewer.mean / local.mean) / (1 - _FEWER),
+    )
+
+
 def _request(
     fluid: Fluid,
     trajectory: Trajectory,
@@ -181,18 +217,8 @@ def _request(
     demand = fluid.demand
     prompts, outputs = (1.0, 1.0) if lengths is None else (lengths.prompts, lengths.outputs)
     began = jnp.interp(number, trajectory.taken, trajectory.time)
-    batch, start, age, full = (
-        jnp.interp(began, trajectory.time, values)
-        for values in (trajectory.batch, trajectory.start, trajectory.age, trajectory.full)
-    )
-    share = batch / fluid.scale
-    local = fluid.local(share, start, age, full)
-    # Where requests start because others finish, who decodes meets all steps alike, and no step is
-    # longer than a full one.
-    slowest = jnp.minimum(local.as_seen, jnp.maximum(local.kind[FULL], local.mean))
-    local = local._replace(as_seen=full * local.mean + (1 - full) * slowest)
-    fewer = fluid.local(_FEWER * share, start, age, full)
-    elastic = (1 - fewer.mean / local.mean) / (1 - _FEWER)
+    first = _meeting(fluid, trajectory, began)
+    local, batch, start = first.local, first.batch, first.start
     # In the equations a request waits a step for the next; what is beyond that is a queue.
     rate = start / local.mean
     wait = jnp.maximum(began - arrival - local.mean, 0.0)
@@ -211,19 +237,22 @@ def _request(
     apart = jnp.maximum(local.mean / jnp.maximum(start, SMALL), TINY)
     running = batch + start * fluid.chunks
     busy = level * busy_when_even(apart, lives) + (1 - level) * -jnp.expm1(-running)
-    parts = chances(local, busy, wait, wait_cv, batch, elastic, demand)
+    parts = chances(local, busy, wait, wait_cv, batch, first.elastic, demand)
     ttft = first_tokens(parts, demand, points, prompts) + _before_in_batch(fluid, local, points)
     steps = decode_steps(jnp.maximum(outputs * steps_of_outputs(demand, points), 1.0))
     begins = began + prompts * fluid.chunks * local.own_prefill
     before = jnp.interp(begins, trajectory.time, trajectory.steps)
     decode = jnp.interp(before + steps, trajectory.steps, trajectory.time) - begins
+    # What a mean one meets half of its way stands for all of it, at the pace of all its steps.
+    half = before + outputs * demand.decode_steps / 2
+    later = _meeting(fluid, trajectory, jnp.interp(half, trajectory.steps, trajectory.time))
+    parts = chances(later.local, busy, wait, wait_cv, later.batch, later.elastic, demand)
     # Who decodes meets the slower of all steps.
-    decode *= local.as_seen / local.mean
+    decode *= later.as_seen / later.local.mean
     mean = jnp.maximum(decode, 0.0) / jnp.maximum(steps, LITTLE)
-    tpot = mean * decode_factors(parts, local.as_seen, steps, points)
+    tpot = mean * decode_factors(parts, later.as_seen, steps, points)
     e2e = ttft + steps * tpot
-    # What it meets as it starts, at the pace of all its steps.
-    gap = gaps(parts, local.as_seen, points) * mean / local.as_seen
+    gap = gaps(parts, later.as_seen, points) * mean / later.as_seen
     gap = between_tokens(gap, demand, points)
     timeout = schedule.timeout
     kept = jnp.ones_like(e2e)

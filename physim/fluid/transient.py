@@ -25,12 +25,18 @@ from jaxtyping import Bool, Float
 
 from physim.batching.demand import Demand
 from physim.batching.guards import EDGE, FULLEST, HARDLY, LITTLE, NEARLY, SMALL, TINY
-from physim.batching.kv_capacity import kv_slots, kv_use, prefix_blocks, private_blocks
+from physim.batching.kv_capacity import (
+    kv_cv2,
+    kv_slots,
+    kv_use,
+    prefix_blocks,
+    private_blocks,
+)
 from physim.batching.limits import Limits
 from physim.batching.occupancy import Occupancy, room_beside
-from physim.batching.preemption import recomputed_tokens
+from physim.batching.preemption import full_cache, recomputed_tokens
 from physim.batching.prompt_chunks import Chunks
-from physim.batching.queueing import peakedness, wait_for_a_slot
+from physim.batching.queueing import wait_for_a_slot
 from physim.batching.step_kinds import FULL
 from physim.batching.step_mix import steps_at
 from physim.fluid.first_token import EMPTY, Local, local
@@ -79,7 +85,7 @@ class Trajectory(Pytree):
         time: Time, seconds.
         waiting: Requests that wait.
         batch: Requests that decode.
-        running: Requests that are prefilled or decode.
+        running: Requests that are prefilled or decode, mean over time.
         arrived: Requests that have arrived.
         taken: Of them, those that have left the queue, to run or because their client gave up.
         steps: Engine steps.
@@ -282,26 +288,30 @@ class Fluid(Pytree):
         demand = self.demand
         whole = demand.decode_steps + self.held
         idle = jnp.zeros(())
-        step = jax.vmap(
-            lambda share: (
-                self.local(
-                    share * self.slots / self.scale, share * self.slots / whole, demand.age, idle
-                ).mean
-            )
-        )(jnp.array(_SHARES))
+
+        def met_with(share: Scalar) -> Local:
+            batch = share * self.slots
+            return self.local(batch / self.scale, batch / whole, demand.age, idle)
+
+        met = jax.vmap(met_with)(jnp.array(_SHARES))
+        step = met.mean
         slowest, slower = step[-2], (step[-2] - step[-3]) / ((1 - _SHARES[-3]) * self.slots)
         variability = (demand.arrival_cv2 + demand.output_cv2) / 2
-        peaked = peakedness(demand.arrival_cv2, demand.evenness)
+        # Requests hold KV blocks of many numbers.
+        by_kv = full_cache(self.limits, kv_slots(self.limits, demand)) * kv_cv2(demand)
 
-        def waiting_at(share: Scalar, step: Scalar) -> Scalar:
+        def waiting_at(share: Scalar, step: Scalar, alone: Scalar, bunched: Scalar) -> Scalar:
             offered = share * self.slots / step
             # Where steps with all slots taken are so long that fewer requests are served than now,
             # chance alone does not lead there.
             longest = jnp.minimum(slowest, step / jnp.minimum(share, 1.0) * _SERVED)
-            waiting, _ = wait_for_a_slot(offered, self.slots, longest, slower, peaked, variability)
+            prompts = (1.0 - alone / step) / offered
+            waiting, _ = wait_for_a_slot(
+                offered, self.slots, longest, slower, bunched + by_kv, variability, prompts
+            )
             return waiting * (1.0 - jnp.minimum(share, _MOST_TAKEN)) * self.slots
 
-        return jax.vmap(waiting_at)(jnp.array(_SHARES), step)
+        return jax.vmap(waiting_at)(jnp.array(_SHARES), step, met.decode_only, met.bunched)
 
     def local(self, share: Scalar, start: Scalar, age: Scalar, full: Scalar) -> Local:
         """What a request meets, between the knots of the table.
@@ -503,10 +513,13 @@ class Fluid(Pytree):
     ) -> Trajectory:
         running, waiting = states.running, jnp.maximum(states.waiting, 0.0)
         lengths = self._lengths(replace(states, time=time), schedule)
-        _, start, _, age, full = jax.vmap(self._starting)(waiting, running, lengths)
+        _, start, share, age, full = jax.vmap(self._starting)(waiting, running, lengths)
         batch = jnp.sum(running, axis=1)
         arrived = schedule.arrived(time)
-        whole = batch + start * self.chunks
+        met = jax.vmap(self.local)(share, start, age, full)
+        # In the mean over time there are more than in that over steps: where more run, steps last.
+        whole = batch * jax.vmap(Local.seen_s)(met, full) / met.mean
+        whole += start * self.chunks * met.own_prefill / met.mean
         age = jnp.maximum(age, 0.0)
         return Trajectory(
             time=time,
