@@ -100,6 +100,21 @@ class StepKinds(NamedTuple):
         following_s = self.chunks.behind * self.prompts.latency[FULL]
         return self.of_whole_prompts(self.prompts.latency - self.alone_s) + following_s
 
+    def full_s(self, room: Scalar) -> Scalar:
+        """Time of a step whose budget prompts take, seconds.
+
+        Chunks of long prompts fill it, or several last chunks, each as often as there are tokens.
+
+        Args:
+            room: Prompt tokens that a rank's step has room for.
+        """
+        chunk, many = self.prompts.latency[FULL], self.prompts.latency[MANY]
+        alone, near = self.decode_only.latency, jnp.minimum(self.tokens[MANY] / room, 1.0)
+        # What many of them take is known as far as they nearly fill a step.
+        several = (1.0 - near) * chunk + near * alone + many - alone
+        rest, before = self.chunks.rest, self.chunks.mean(self.chunks.before)
+        return (before * chunk + rest * several) / (before + rest)
+
     @property
     def launches_s(self) -> Scalar:
         """What of that is because kernels are launched one by one, mean, seconds."""
@@ -240,8 +255,11 @@ class StepKinds(NamedTuple):
         # Steps with many of them have what is left of the prompts.
         apart = jnp.maximum(many - few, HARDLY)
         weight = jnp.clip(((come.mean - one) / others - few) / apart, 0.0, 1.0)
-        several = jnp.maximum(come.mean - one, 0.0) / ((1.0 - weight) * few + weight * many)
-        several = jnp.minimum(several, jnp.maximum(1.0 - one, 0.0))
+        each = (1.0 - weight) * few + weight * many
+        # The more of all that steps have room for come, the fewer have one alone: others are left.
+        most = (each - come.mean) / jnp.maximum(each - 1.0, SMALL)
+        one = jnp.minimum(one, jnp.maximum(most, 0.0))
+        several = jnp.minimum(jnp.maximum(come.mean - one, 0.0) / each, 1.0 - one)
         of_several = several * jnp.stack([1.0 - weight, weight])
         return jnp.concatenate([rest * one * GROUPS, self.filled[None], rest * of_several])
 

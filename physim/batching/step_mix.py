@@ -51,7 +51,8 @@ class Steps(Pytree):
         kind_tokens: Tokens of prompts of each kind, on the rank that has most,
         kind_tokens_cv2: and their squared coefficient of variation.
         kind_share: Share of steps that are of each kind.
-        alone_s: Time of a step that only decodes.
+        alone_s: Time of a step that only decodes,
+        full_s: and of one whose budget prompts take.
         spread: Squared coefficient of variation of the times of steps.
         prefill_s: Time of the steps that compute a prompt, by its group.
         launches_s: How much longer these are because their kernels are launched one by one, mean.
@@ -86,6 +87,7 @@ class Steps(Pytree):
     kind_tokens_cv2: Float[AnyArray, " kinds"]
     kind_share: Float[AnyArray, " kinds"]
     alone_s: Scalar
+    full_s: Scalar
     spread: Scalar
     prefill_s: Float[AnyArray, " groups"]
     launches_s: Scalar
@@ -192,6 +194,7 @@ def _steps_of_both(
         kind_tokens_cv2=kinds.tokens_cv2,
         kind_share=share,
         alone_s=decode.latency,
+        full_s=kinds.full_s(occupancy.room),
         spread=spread,
         prefill_s=kinds.prefill_s,
         launches_s=kinds.launches_s,
@@ -281,6 +284,7 @@ def _steps_apart(
         kind_tokens_cv2=kinds.tokens_cv2,
         kind_share=kind_share,
         alone_s=decode.latency,
+        full_s=kinds.full_s(occupancy.room),
         spread=spread,
         prefill_s=kinds.prefill_s,
         launches_s=kinds.launches_s,

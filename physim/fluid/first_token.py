@@ -99,7 +99,8 @@ class Local(NamedTuple):
         own_prefill: A prefill step of its own, mean.
         same_step: Other prompts in that step, a number.
         adding: What each of them adds to it.
-        decode_only: A step that only decodes.
+        decode_only: A step that only decodes,
+        full: and one whose budget prompts take.
         prefill_share: Share of a decoding request's steps with prefill.
         own_rank: Share of these in which its own rank waits for prompts,
         waiting: steps for which it does then, mean,
@@ -136,6 +137,7 @@ class Local(NamedTuple):
     same_step: Scalar
     adding: Scalar
     decode_only: Scalar
+    full: Scalar
     prefill_share: Scalar
     own_rank: Scalar
     waiting: Scalar
@@ -205,7 +207,7 @@ def local(
     tokens = wait_for_tokens(
         prompts,
         occupancy.room,
-        steps.kind_s[FULL] / limits.stages,
+        steps.full_s / limits.stages,
         coming / limits.ranks,
         1.0 - joined,
         steps.arriving,
@@ -216,7 +218,7 @@ def local(
     others = jnp.maximum(steps.same_step / jnp.maximum(1.0 - steps.lone, TINY), 1.0)
     shared = coming_together(prompts, occupancy.room, others)
     # A step takes what one without prompts does, and more by its tokens.
-    more_s = steps.kind_s[FULL] - steps.alone_s
+    more_s = steps.full_s - steps.alone_s
     later_s = joined * (shared.later * steps.alone_s + shared.tokens_before * more_s)
     same_step = jnp.where(
         (ranks > 1) | demand.in_rounds,
@@ -247,6 +249,7 @@ def local(
         same_step=same_step,
         adding=steps.adding_s,
         decode_only=steps.alone_s,
+        full=steps.full_s,
         prefill_share=steps.prefill_share,
         own_rank=steps.own_rank,
         waiting=steps.waiting,

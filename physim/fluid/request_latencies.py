@@ -11,7 +11,6 @@ from jaxtyping import Float, Int
 
 from physim.batching.batch_statistics import GOLDEN, arrival_evenness, busy_when_even
 from physim.batching.guards import EDGE, HARDLY, LITTLE, SMALL, TINY
-from physim.batching.step_kinds import FULL
 from physim.fluid.distributions import quantiles
 from physim.fluid.first_token import Local
 from physim.fluid.percentiles import (
@@ -163,7 +162,7 @@ def _before_in_batch(
     fluid: Fluid, local: Local, points: Float[AnyArray, "points parts"]
 ) -> Float[AnyArray, " points"]:
     """Wait for those that came at the very same time and are computed in steps before, seconds."""
-    each_s = local.kind[FULL] * fluid.demand.new_tokens / fluid.room
+    each_s = local.full * fluid.demand.new_tokens / fluid.room
     ahead = in_batch_before(fluid.demand, points)
     return each_s * jnp.maximum(ahead - fluid.limits.ranks * local.same_step / 2, 0.0)
 

@@ -37,7 +37,6 @@ from physim.batching.occupancy import Occupancy, room_beside
 from physim.batching.preemption import full_cache, recomputed_tokens
 from physim.batching.prompt_chunks import Chunks
 from physim.batching.queueing import wait_for_a_slot
-from physim.batching.step_kinds import FULL
 from physim.batching.step_mix import steps_at
 from physim.fluid.first_token import EMPTY, Local, local
 from physim.fluid.rosenbrock import Rodas3
@@ -268,7 +267,7 @@ class Fluid(Pytree):
     def _queued(self) -> Float[AnyArray, "shares knots"]:
         """Requests that wait for the token budget by chance, where it is not all but taken."""
         # Of requests of mean age, none of which starts because another finishes.
-        values = jnp.mean(self.table[np.array([_MEAN, _QUEUE, _FULL_S]), 0], axis=1)
+        values = jnp.mean(self.table[np.array([_MEAN, _QUEUE, _FULL]), 0], axis=1)
         step, queue, full_s = values
         share = jnp.minimum(self.starts / step * full_s, FULLEST)
         # The queue has a pole where the budget is taken; what is left beside it is straight.
@@ -541,8 +540,7 @@ class Fluid(Pytree):
 _unravelled = ravel_pytree(EMPTY)[1]
 # Where in such a row the mean step is, with which all that runs grows older; the queue for tokens,
 # and a full step.
-_MEAN, _QUEUE = (Local._fields.index(name) for name in ("mean", "queue"))
-_FULL_S = int(_unravelled(np.arange(ravel_pytree(EMPTY)[0].size, dtype=np.float32)).kind[FULL])
+_MEAN, _QUEUE, _FULL = (Local._fields.index(name) for name in ("mean", "queue", "full"))
 
 
 def _lesser(one: Scalar, other: Scalar, product: Scalar) -> Scalar:
