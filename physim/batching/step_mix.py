@@ -16,7 +16,7 @@ from physim.batching.batch_statistics import (
     others,
 )
 from physim.batching.demand import Demand
-from physim.batching.guards import LITTLE, NEARLY
+from physim.batching.guards import LITTLE, NEARLY, TINY
 from physim.batching.kind_times import kinds_at
 from physim.batching.limits import Limits
 from physim.batching.looks import Looks, looks_at
@@ -74,6 +74,7 @@ class Steps(Pytree):
             long.
         varied: The same with steps as long as they are.
         elastic: Relative change of a step that only decodes for a relative change of those that do.
+        lanes: Batches that share out a pipeline's requests.
     """
 
     mixed_share: Scalar
@@ -108,6 +109,7 @@ class Steps(Pytree):
     bunched: Scalar
     varied: Scalar
     elastic: Scalar
+    lanes: Scalar
 
     @property
     def prompt_s(self) -> Scalar:
@@ -218,9 +220,10 @@ def _steps_of_both(
         # The more there are, the later they leave.
         varied=bunched / (1.0 - jnp.where(demand.closed, 0.0, elastic)),
         elastic=elastic,
+        lanes=kinds.lanes,
     )
     while_own = chunks.number * steps.own_s / mean.latency - 1.0
-    met = _met(demand, limits, occupancy, while_own / (1.0 - taken))
+    met = _met(demand, limits, occupancy, slots, while_own / (1.0 - taken))
     slower = _slower(kinds, demand, occupancy.batch, steps.varied, slots)
     as_seen: StepTime = jax.tree.map(lambda d, p: slower * (d + met * p), decode, prompts)
     return replace(
@@ -311,9 +314,10 @@ def _steps_apart(
         # The more there are, the later they leave.
         varied=bunched / (1.0 - jnp.where(demand.closed, 0.0, elastic)),
         elastic=elastic,
+        lanes=kinds.lanes,
     )
     # The run that follows its own prompt is another than one after a step that decodes.
-    met = _met(demand, limits, occupancy, run.after_own / run.steps - 1.0)
+    met = _met(demand, limits, occupancy, slots, run.after_own / run.steps - 1.0)
     slower = _slower(kinds, demand, occupancy.batch, steps.varied, slots)
     as_seen: StepTime = jax.tree.map(lambda d, m: slower * (d + met * (m - d)), decode, mean)
     return replace(
@@ -343,19 +347,23 @@ def _together(arrivals: Scalar, cv2: Scalar, spread: Scalar, looks: Looks) -> Sc
     return (1 - level) * found + evenly + 2 * following(found / 2, cv2)
 
 
-def _met(demand: Demand, limits: Limits, occupancy: Occupancy, while_own: Scalar) -> Scalar:
+def _met(
+    demand: Demand, limits: Limits, occupancy: Occupancy, slots: Scalar, while_own: Scalar
+) -> Scalar:
     """Prompts that a decoding request meets in a step, over those of a mean step.
 
     Args:
         demand: The load.
         limits: The engine's limits.
         occupancy: Who is in a step.
+        slots: Requests that may run.
         while_own: Steps' worth of prompts, beyond one, that come while its own is computed.
     """
     # A step that is formed while its own prompt is computed knows nothing of what comes meanwhile.
     decodes = decode_steps(demand.output_steps)
     later = jnp.mean(jnp.clip(decodes - limits.async_scheduling, 0.0, 1.0))
     longer = later * jnp.maximum(occupancy.prompts * while_own, 0.0)
+    longer = _in_free_slots(longer, demand, occupancy.batch, slots)
     met = met_while_decoding(
         occupancy.prompts * occupancy.others,
         longer * (occupancy.others == 1.0),
@@ -374,8 +382,11 @@ def _bunched(
     prompts that take a share ``r`` of the time, with a squared coefficient of variation ``c``, the
     number that come in many steps has the index of dispersion ``(a + r^2 c) / (1 - r)^2``, where
     ``a`` is that of arrivals: of ``n`` arrivals ``r n`` more follow in the time that they take, and
-    so on. None follow those that a record has at one time, until its next. How far that shows in
-    the number that run depends on their lengths (`peakedness`).
+    so on. None follow those that a record has at one time, until its next. A clump lasts
+    ``1 / (1 - r)`` rounds, of a step or of as many as the prompts before one take, of which a
+    request meets a part: of what is correlated over ``s`` steps, ``1 - (1 - exp(-x)) / x`` in
+    ``x s`` steps. How far that shows in the number that run depends on their lengths
+    (`peakedness`).
 
     Args:
         kinds: The kinds of steps.
@@ -387,6 +398,11 @@ def _bunched(
     stamped = demand.stamped(demand.arrival_cv2)
     others = demand.arrival_cv2 - stamped
     clumped = stamped + (others + taken**2 * sizes) / (1.0 - taken) ** 2
+    rounds = 1.0 / (1.0 - taken)
+    lasts = rounds * (1.0 + (kinds.chunks.number - 1.0) * rounds)
+    met = jnp.maximum(demand.decode_steps, LITTLE) / lasts
+    met = 1.0 + jnp.expm1(-met) / met
+    clumped = demand.arrival_cv2 + met * (clumped - demand.arrival_cv2)
     # A client that decodes has no request on its way.
     return peakedness(jnp.where(demand.closed, demand.arrival_cv2, clumped), demand.evenness)
 
@@ -394,6 +410,20 @@ def _bunched(
 def _elastic(kinds: StepKinds, batch: Scalar) -> Scalar:
     """Relative change of a step that only decodes for a relative change of those that do."""
     return jnp.clip(kinds.slope_s * batch / kinds.decode.interval, 0.0, MOST_ELASTIC)
+
+
+def _in_free_slots(more: Scalar, demand: Demand, batch: Scalar, slots: Scalar) -> Scalar:
+    """Requests beyond the mean, an exponential number, as far as there are slots for them.
+
+    Args:
+        more: How many there would be, mean.
+        demand: The load.
+        batch: Requests that decode, mean.
+        slots: Requests that may run.
+    """
+    free = jnp.maximum(demand.most_running(slots) - batch, 0.0)
+    more = jnp.maximum(more, TINY)
+    return -more * jnp.expm1(-free / more)
 
 
 def _slower(
@@ -404,8 +434,10 @@ def _slower(
     The more requests decode, the more of them meet a step: of a number with a variance of so many
     times its mean, a request meets so many more than the mean, itself included.
     """
-    most = demand.most_running(slots)
     peaked = peakedness(demand.arrival_cv2, demand.evenness)
-    met, evenly = (jnp.minimum(1.0 + others(batch, p), most) for p in (varied, peaked))
+    met, evenly = (
+        _in_free_slots(1.0 + others(batch, p) - batch, demand, batch, slots)
+        for p in (varied, peaked)
+    )
     decode_s = kinds.as_seen.mean(kinds.few.interval, kinds.many.interval)
     return (decode_s + kinds.slope_s * (met - evenly)) / kinds.decode.interval

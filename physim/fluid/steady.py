@@ -70,6 +70,7 @@ class SteadyState(Pytree):
         fetching_s: Time that a request waits for the disk, mean, seconds; None likewise.
         mixed_share: Share of steps that carry a prefill chunk.
         step: Time of a mean step and its parts.
+        lanes: Batches that share out a pipeline's requests.
         chances: What latencies are made of, for percentiles.
     """
 
@@ -86,6 +87,7 @@ class SteadyState(Pytree):
     hit_rate: Scalar
     mixed_share: Scalar
     step: StepTime
+    lanes: Scalar
     chances: Chances
     host_hit_rate: Scalar | None = None
     disk_hit_rate: Scalar | None = None
@@ -317,7 +319,7 @@ def _balance(
         age=demand.age,
         replacing=1 - kept,
         others=jnp.where(closed, 1 - 1 / clients, 1.0),
-        crowd=jnp.where(closed, jnp.minimum(clients, slots), (1 - kept) * slots),
+        crowd=jnp.where(closed, jnp.minimum(clients, slots), 0.0),
         stirred=1.0 * (closed & (clients <= slots)),
     )
     # With all slots taken each request holds one until the step after its last is formed.
@@ -489,6 +491,7 @@ def _observed(
         fetching_s=demand.fetching_s,
         mixed_share=steps.mixed_share,
         step=steps.mean,
+        lanes=steps.lanes,
         chances=chances(
             met,
             busy,
