@@ -350,7 +350,7 @@ def test_conversations_end_where_the_model_does():
             },
             "turns: of conversations do not go with lengths; leave one of the two",
         ),
-        ({"turns": "many"}, "turns: 'many' is not a number or physim.Lengths"),
+        ({"turns": "many"}, "turns 'many': cannot be read"),
     ],
 )
 def test_what_conversations_cannot_be_is_refused_in_one_line(options, line):

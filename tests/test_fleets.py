@@ -459,7 +459,7 @@ def test_predict_prints_pools_apart():
     words = ["predict", MODEL, "--gpu", "h100_sxm", "--rate", "8", "--input", "2000"]
     words += ["--output", "150", "--prefill", "replicas=2", "--decode", "tp=2"]
     text = CliRunner().invoke(app, [*words, "--transfer-latency", "0.05"]).stdout
-    assert "prefill on 2 servers of 1 x h100_sxm, decode on 2 x h100_sxm" in text
+    assert "2 servers of 1 x h100_sxm for prefill, 2 x h100_sxm for decode" in text
     assert "on the way to the servers that generate" in text
     found = json.loads(CliRunner().invoke(app, [*words, "--json"]).stdout)
     assert [pool["phases"] for pool in found["pools"]] == [["prefill"], ["decode"]]

@@ -174,6 +174,15 @@ def test_what_runs_told_in_words():
     ]
 
 
+def test_a_correction_far_from_what_was_expected_is_named():
+    far = Known("sampling", 8.19, 1.6, 0.9, (0.22, 4.6))
+    near = Known("decode_attention", 1.2, 1.1, 0.9, (0.5, 2.0))
+    found = Identified((far, near), ())
+    (line,) = [line for line in found.describe() if "expected" in line]
+    assert line.startswith("sampling 8.19 is beyond what was expected (0.22 to 4.60)")
+    assert found.to_dict()["unlikely"] == {"sampling": [0.22, 4.6]}
+
+
 def test_a_fit_and_what_is_shown_of_it_have_the_same_priors():
     known = load_fit("default")
     places = range(len(CORRECTIONS))

@@ -62,7 +62,7 @@ def test_a_service_has_a_pool_for_each_phase(server):
     apart = Service(pools, Link(400e9, 1e-5))
     assert apart.model == server.model
     assert (apart.pool_of(PREFILL), apart.pool_of(DECODE), apart.gpus) == (*pools, 3)
-    assert apart.where == "prefill on 2 servers of 1 x h100_sxm, decode on 1 x h100_sxm"
+    assert apart.where == "2 servers of 1 x h100_sxm for prefill, 1 x h100_sxm for decode"
     with pytest.raises(InputError, match="service: has 3 servers in 2 pools, where one is asked"):
         _ = apart.server
     with pytest.raises(InputError, match="service: has pools and no link between them; add one"):

@@ -37,6 +37,9 @@ if TYPE_CHECKING:
     from physim.prediction.requests import LengthGroup
     from physim.prediction.results import PoolPrediction, Prediction, StageLatencies
 
+# Times from which on TTFT and ITL are shown in seconds.
+_IN_SECONDS_S = 10.0
+
 
 @with_bundles(
     load=load_bundle(RATE, CLIENTS, STAGES, WORKLOAD), engine={**LAYOUT, **ENGINE, **FLEET}
@@ -127,11 +130,13 @@ def predict(
     method = method or ("fluid" if trace is None else "replay")
     check_seed(seed, trace is None and (check or method == "replay"), "--method replay or --check")
     checked: Check | None = None
+    objectives = _of_each_request(slo or [])
     if trace is not None:
         talks = str(load["turns"]) not in ("1", "1.0") or load["think_s"]
         if requests is not None or says_a_load(load) or talks or warm_up:
             raise InputError("trace", "cannot be combined with a load", "give one of the two")
         case = Case.from_options(model, gpu=gpu, mixed=mixed, **engine)
+        commands = _commands(case) if serve_command else {}
         with running("replaying" if method == "replay" else "predicting"):
             prediction = physim.predict_trace(
                 case, trace, timeout_s=timeout, fit=fit, method=method
@@ -146,6 +151,8 @@ def predict(
             mixed=mixed,
             **engine,
         )
+        # What cannot be asked for is refused before the prediction, not after.
+        commands = _commands(case) if serve_command else {}
         with running("predicting and replaying" if check else "predicting"):
             checked = physim.check(case, seed=seed or 0, fit=fit) if check else None
             prediction = (
@@ -157,8 +164,7 @@ def predict(
         from physim.measured.llm_d_report import write_report
 
         write_report(prediction, llm_d_report)
-    goodput = _goodput(prediction, slo or [])
-    commands = _commands(case) if serve_command else {}
+    goodput = prediction.goodput(**objectives) if objectives else None
     groups = prediction.by_length() if by_length else []
     if as_json:
         more: dict[str, Any] = {} if goodput is None else {"goodput": goodput}
@@ -231,21 +237,25 @@ def _print_missing(case: Case) -> None:
         print_line(f"physim: note: {missing}", err=True)
 
 
-def _goodput(prediction: Prediction, slo: list[str]) -> float | None:
-    """Share of the requests that keep to all that each is held to."""
+def _of_each_request(slo: list[str]) -> dict[str, float]:
+    """What each request is held to: seconds, by metric."""
+    if not slo:
+        return {}
     from physim.errors import InputError
-    from physim.questions.objectives import EACH, objectives_of, share_within
+    from physim.prediction.requests import OF_A_REQUEST
+    from physim.questions.objectives import EACH, objectives_of
 
     objectives = objectives_of(slo)
     for one in objectives:
         if one.statistic != EACH:
+            metric = one.metric if one.metric in OF_A_REQUEST else "tpot"
             raise InputError(
                 f"slo {one.name}",
                 "is a statistic of all requests",
-                f"give a bound on each request, such as tpot={one.seconds * 1e3:g}ms, or ask "
+                f"give a bound on each request, such as {metric}={one.seconds * 1e3:g}ms, or ask "
                 "`physim capacity`",
             )
-    return share_within(objectives, prediction)
+    return {one.metric: one.seconds for one in objectives}
 
 
 def _print_prediction(prediction: Prediction) -> None:
@@ -293,7 +303,7 @@ def _print_prediction(prediction: Prediction) -> None:
 def _milliseconds(value: float | None) -> str:
     if value is None:
         return "-"
-    return f"{value * 1e3:.1f} ms" if value < 10 else f"{value:.1f} s"
+    return f"{value * 1e3:.1f} ms" if value < _IN_SECONDS_S else f"{value:.1f} s"
 
 
 def _numbers(prediction: Prediction) -> list[tuple[str, str, RenderableType]]:
@@ -307,14 +317,14 @@ def _numbers(prediction: Prediction) -> list[tuple[str, str, RenderableType]]:
         (
             "TTFT",
             _milliseconds(prediction.ttft_s),
-            f"time to first token, mean{_between(prediction, 'ttft_s', 1e3, 'ms')}",
+            f"time to first token, mean{_between(prediction, 'ttft_s')}",
         ),
         (
             "ITL",
             _milliseconds(prediction.itl_s),
-            f"time between tokens, mean{_between(prediction, 'itl_s', 1e3, 'ms')}",
+            f"time between tokens, mean{_between(prediction, 'itl_s')}",
         ),
-        ("E2E", e2e, f"time of a request, mean{_between(prediction, 'e2e_s', 1.0, 's')}"),
+        ("E2E", e2e, f"time of a request, mean{_between(prediction, 'e2e_s')}"),
         (
             "throughput",
             f"{prediction.output_tokens_per_s:.0f} tok/s",
@@ -384,12 +394,15 @@ def _first_token(prediction: Prediction) -> RenderableType | None:
     return table_of(["time to first token", ""], rows)
 
 
-def _between(prediction: Prediction, name: str, scale: float, unit: str) -> str:
-    """Where nine of ten measurements lie, if the fit knows."""
-    found = prediction.intervals.get(name)
+def _between(prediction: Prediction, name: str) -> str:
+    """Where nine of ten measurements lie, if the fit knows, in the unit of the mean."""
+    found, mean_s = prediction.intervals.get(name), getattr(prediction, name)
     if found is None:
         return ""
-    low, high = (_figures(scale * value) if math.isfinite(value) else "any" for value in found)
+    scale, unit = (1.0, "s") if name == "e2e_s" or (mean_s or 0.0) >= _IN_SECONDS_S else (1e3, "ms")
+    low, high = (_figures(scale * value) for value in found)
+    if not math.isfinite(found[1]):
+        return f"; 90%: {low} {unit} or more"
     return f"; 90%: {low} to {high} {unit}"
 
 

@@ -42,12 +42,19 @@ class Known:
         factor: The factor that it stands for.
         within: The factor by which that may be off either way, 90%.
         told: Share of its variance before any run that the runs took away.
+        likely: The factors between which it was expected before the runs, 90%.
     """
 
     name: str
     factor: float
     within: float
     told: float
+    likely: tuple[float, float] = (0.0, np.inf)
+
+    @property
+    def is_unlikely(self) -> bool:
+        """Whether the runs moved it out of where it was expected."""
+        return not self.likely[0] <= self.factor <= self.likely[1]
 
 
 @dataclass(frozen=True)
@@ -94,6 +101,11 @@ class Identified:
         """Corrections that are as uncertain as before."""
         return [one for one in self.known if one.told < _UNTOLD]
 
+    @property
+    def unlikely(self) -> list[Known]:
+        """Corrections that the runs moved out of where they were expected."""
+        return [one for one in self.known if one.is_unlikely]
+
     def describe(self) -> list[str]:
         """The answer in words, a line for each thing."""
         sure = f", with 90% intervals: {_listed(self.told)}" if self.told else " no correction"
@@ -105,6 +117,12 @@ class Identified:
         if self.untold:
             names = ", ".join(one.name for one in self.untold)
             lines.append(f"They say next to nothing of: {names}.")
+        lines += [
+            f"{one.name} {one.factor:.2f} is beyond what was expected ({one.likely[0]:.2f} to "
+            f"{one.likely[1]:.2f}): it may stand for something else. Check how the runs were made, "
+            "and measure another model or layout before you use it there."
+            for one in self.unlikely
+        ]
         for pair in self.confusions:
             one, other = pair.names
             line = f"They cannot tell {one} from {other} (correlation {pair.correlation:+.2f})"
@@ -117,6 +135,7 @@ class Identified:
             "determined": {one.name: one.told for one in self.told},
             "narrowed": {one.name: one.told for one in self.narrowed},
             "unknown": [one.name for one in self.untold],
+            "unlikely": {one.name: list(one.likely) for one in self.unlikely},
             "alike": [
                 {
                     "corrections": list(one.names),
@@ -162,15 +181,24 @@ def identified(fit: Fit, case: Case, base: Fit | None = None) -> Identified:
     if fit.evidence is None:
         raise InputError(f"fit {fit.name}", "does not say how certain it is", "fit one to runs")
     about, spread = fit.on(case), spread_of(fit, case)
-    before = np.diag(spread_of(Fit("priors") if base is None else base, case))
+    start = Fit("priors") if base is None else base
+    before = np.diag(spread_of(start, case))
     told = 1 - np.diag(spread) / before
+    expected = flat(start.on(case).corrections)[: len(before)]
     values = flat(about.corrections)
     halves = TWO_SIDED_90 * np.sqrt(np.diag(spread))
     found = candidates(case, about)
     # A dense model has no experts, of which there is nothing to know.
     matters = np.any(np.abs(found.slopes) > _MATTERS, axis=(0, 1))
+    likely = np.exp(expected + TWO_SIDED_90 * np.sqrt(before) * np.array([[-1.0], [1.0]]))
     known = tuple(
-        Known(name, float(np.exp(values[place])), float(np.exp(halves[place])), float(told[place]))
+        Known(
+            name,
+            float(np.exp(values[place])),
+            float(np.exp(halves[place])),
+            float(told[place]),
+            (float(likely[0, place]), float(likely[1, place])),
+        )
         for place, name in enumerate(CORRECTIONS)
         if matters[place]
     )

@@ -175,6 +175,8 @@ class Case:
         for name in _TOKENS:
             if isinstance(given.get(name), Mapping):
                 given[name] = Lengths.from_dict(given[name], name)
+            elif isinstance(given.get(name), str):
+                given[name] = Lengths.parse(given[name], name)
         check_types(given)
         if "gpu" not in given:
             raise InputError("gpu", "is missing", "name one, such as h100_sxm")

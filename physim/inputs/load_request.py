@@ -105,8 +105,8 @@ class LoadRequest:
 class LoadOptions(TypedDict, total=False):
     """A load by names: the fields of `physim.Load`."""
 
-    input_tokens: Tokens
-    output_tokens: Tokens
+    input_tokens: Tokens | str
+    output_tokens: Tokens | str
     rate: float | None
     concurrency: float | None
     cached_tokens: float
@@ -119,6 +119,6 @@ class LoadOptions(TypedDict, total=False):
     timeout_s: float | None
     warm_up_s: float
     lengths: RequestLengths | None
-    turns: Tokens
+    turns: Tokens | str
     think_s: float
     dispersion: ArrivalDispersion | None

@@ -148,7 +148,9 @@ def _asked(path: Path) -> float:
         return 0.0
     # The report stands for itself: a configuration of other data says no lengths.
     with contextlib.suppress(InputError):
-        return lengths(load_of(data.read_yaml(path), str(path))["output_tokens"]).mean
+        asked = load_of(data.read_yaml(path), str(path))["output_tokens"]
+        assert not isinstance(asked, str)  # as `load_of` reads it
+        return lengths(asked).mean
     return 0.0
 
 

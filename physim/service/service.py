@@ -65,7 +65,7 @@ def where_of(pools: Sequence[Pool]) -> str:
     """
     if len(pools) == 1:
         return pools[0].where
-    return ", ".join(f"{'+'.join(pool.phases)} on {pool.where}" for pool in pools)
+    return ", ".join(f"{pool.where} for {'+'.join(pool.phases)}" for pool in pools)
 
 
 @dataclass(frozen=True)
