@@ -113,7 +113,7 @@ class Check:
 def checked(prediction: Prediction, case: Case, corrections: Corrections, seed: int) -> Check:
     """A prediction of the fluid beside a replay.
 
-    Of a load without end, `physim.prediction.replayed.REPLAYED` requests are replayed, or five
+    Of a load without end, `physim.prediction.replayed.REPLAYED` requests are replayed, or ten
     times those that are under way.
 
     Args:

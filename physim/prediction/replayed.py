@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 # Requests that are replayed of a load without end.
 REPLAYED = 5000
 # Over the requests that come while the first conversations are held, and at most over `REPLAYED`.
-_PART, _LONGER = 5, 8
+_PART, _LONGER = 10, 8
 # Points of a timeline, at most.
 _POINTS = 1000
 
@@ -121,7 +121,7 @@ def _ending(load: Load, under_way: float = 0.0) -> Load:
     """The load, or so many requests of one without end as are replayed.
 
     At a rate it takes a while until as many requests are under way as will be, and as many
-    conversations. Those that begin meanwhile are a fifth of the requests at most, if need be of
+    conversations. Those that begin meanwhile are a tenth of the requests at most, if need be of
     `_LONGER` times as many.
 
     Args:
