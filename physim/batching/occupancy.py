@@ -101,7 +101,10 @@ def batches_under_way(demand: Demand, limits: Limits, occupancy: Occupancy) -> S
     log_begins = jnp.logaddexp(log_many, jnp.log(jnp.minimum(arrivals * beyond, 1.0) + TINY))
     lasts = jnp.minimum(occupancy.batch / limits.stages, _LONGEST_LIFE)
     log_ends = -lasts - jnp.log(jnp.maximum(demand.decode_steps, 1.0))
-    by_chance = 1.0 + (limits.stages - 1) * jax.nn.sigmoid(log_begins - log_ends)
+    # With slots taken all batches are under way, and who waits joins the longest, which ends last.
+    joins = jnp.minimum(jnp.exp(log_begins) / jnp.minimum(arrivals, 1.0), 1.0)
+    shared = 1.0 - occupancy.replacing * (1.0 - joins)
+    by_chance = 1.0 + (limits.stages - 1) * shared * jax.nn.sigmoid(log_begins - log_ends)
     # Batches that are full at once, and one more as soon as a whole request is left.
     each = budget / (demand.new_tokens * occupancy.scale)
     full = occupancy.crowd / each

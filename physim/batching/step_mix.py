@@ -74,7 +74,6 @@ class Steps(Pytree):
             long.
         varied: The same with steps as long as they are.
         elastic: Relative change of a step that only decodes for a relative change of those that do.
-        lanes: Batches that share out a pipeline's requests.
     """
 
     mixed_share: Scalar
@@ -109,7 +108,6 @@ class Steps(Pytree):
     bunched: Scalar
     varied: Scalar
     elastic: Scalar
-    lanes: Scalar
 
     @property
     def prompt_s(self) -> Scalar:
@@ -220,7 +218,6 @@ def _steps_of_both(
         # The more there are, the later they leave.
         varied=bunched / (1.0 - jnp.where(demand.closed, 0.0, elastic)),
         elastic=elastic,
-        lanes=kinds.lanes,
     )
     while_own = chunks.number * steps.own_s / mean.latency - 1.0
     met = _met(demand, limits, occupancy, slots, while_own / (1.0 - taken))
@@ -314,7 +311,6 @@ def _steps_apart(
         # The more there are, the later they leave.
         varied=bunched / (1.0 - jnp.where(demand.closed, 0.0, elastic)),
         elastic=elastic,
-        lanes=kinds.lanes,
     )
     # The run that follows its own prompt is another than one after a step that decodes.
     met = _met(demand, limits, occupancy, slots, run.after_own / run.steps - 1.0)

@@ -70,7 +70,6 @@ class SteadyState(Pytree):
         fetching_s: Time that a request waits for the disk, mean, seconds; None likewise.
         mixed_share: Share of steps that carry a prefill chunk.
         step: Time of a mean step and its parts.
-        lanes: Batches that share out a pipeline's requests.
         chances: What latencies are made of, for percentiles.
     """
 
@@ -87,7 +86,6 @@ class SteadyState(Pytree):
     hit_rate: Scalar
     mixed_share: Scalar
     step: StepTime
-    lanes: Scalar
     chances: Chances
     host_hit_rate: Scalar | None = None
     disk_hit_rate: Scalar | None = None
@@ -491,7 +489,6 @@ def _observed(
         fetching_s=demand.fetching_s,
         mixed_share=steps.mixed_share,
         step=steps.mean,
-        lanes=steps.lanes,
         chances=chances(
             met,
             busy,

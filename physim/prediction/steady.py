@@ -41,9 +41,6 @@ _LONG_STEP_TOKENS = 2000
 _SIZES = {1: 1, 256: 32, math.inf: 128}
 # Throughput over that of full slots from which on it is said.
 _LOST_WHEN_FULL = 1.05
-# Batches under way in a pipeline from which on one is not enough, and the share of the saturation
-# throughput from which on that matters.
-_SEVERAL_LANES, _NEAR_LIMIT = 1.1, 0.4
 # How far clients are in step from which on it is said.
 _IN_STEP = 0.5
 _LOCKSTEP = (
@@ -226,7 +223,6 @@ def _prediction(
             *slow_writes(case, requests_per_s, state.hit_rate),
             *_doubt_of_sampling(case, state),
             *_lost_when_full(load, state, unbounded),
-            *_beyond_one_batch(load, state, unbounded),
             *([_LOCKSTEP] if state.in_step > _IN_STEP and _makes_long_steps(load) else []),
         ),
     )
@@ -253,17 +249,6 @@ def _lost_when_full(load: Load, state: SteadyState, unbounded: SteadyState) -> l
     return [
         f"with all slots taken the server completes {unbounded.throughput:.3g} req/s, fewer than "
         "arrive: a queue that a burst leaves may stay until fewer requests arrive"
-    ]
-
-
-def _beyond_one_batch(load: Load, state: SteadyState, unbounded: SteadyState) -> list[str]:
-    """What the fluid does not follow in a pipeline that takes more than one batch under way."""
-    near = state.throughput > _NEAR_LIMIT * unbounded.throughput
-    if load.concurrency is not None or unbounded.lanes < _SEVERAL_LANES or not near:
-        return []
-    return [
-        "near its limit a pipeline keeps most requests in one of its batches, so that it serves "
-        "less than the fluid says: use the method replay"
     ]
 
 
