@@ -76,7 +76,7 @@ def test_the_fluid_knows_least_of_bursts_near_saturation():
         assert errors(0.3, **chance)[metric] < errors(0.3, **bursts)[metric]
         if metric != "itl":
             assert errors(0.3, **bursts)[metric] < errors(0.8, **bursts)[metric]
-    assert errors(0.8, **chance)["ttft"] == 0.022
+    assert errors(0.8, **chance)["ttft"] == 0.021
     assert errors(0.8)["ttft"] == 0.022  # evenly spaced
 
 
@@ -194,7 +194,7 @@ def test_a_load_that_begins_slowly_is_replayed_for_longer(monkeypatch):
     found = physim.check(MODEL, **ENGINE, input_tokens=64, output_tokens=400, rate=30.0)
     under_way = found.prediction.requests_per_s * found.prediction.e2e_s
     assert under_way > 60
-    assert found.replayed == pytest.approx(5 * under_way, rel=0.02)
+    assert found.replayed == pytest.approx(10 * under_way, rel=0.02)
 
 
 def test_requests_that_are_all_answered_at_once_are_no_steady_state(monkeypatch):
