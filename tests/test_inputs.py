@@ -733,6 +733,9 @@ def test_an_option_of_a_load_is_declared_once():
     hints = {name: hint.__forward_arg__ for name, hint in LoadOptions.__annotations__.items()}
     # A stage may be given as its two numbers.
     assert hints.pop("stages") == "Sequence[Stage | tuple[float, float]]"
+    # So may lengths as text.
+    for name in ("input_tokens", "output_tokens", "turns"):
+        assert hints.pop(name) == "Tokens | str"
     assert {**LoadRequest.__annotations__, **hints} == LoadRequest.__annotations__
     assert [*LoadOptions.__annotations__] == [one.name for one in fields(physim.Load)]
     assert {*LoadOptions.__annotations__} - {*declared} == {"dispersion"}
