@@ -727,6 +727,20 @@ def test_an_option_is_declared_once():
     assert all(option.help.endswith(".") for option in declared.values())
 
 
+@pytest.mark.parametrize(
+    ("prompts", "said"),
+    [
+        (100, "100 tokens in (0 cached), 10 out"),
+        ("normal:100:20", "100 tokens in (normal, sd 20; 0 cached), 10 out"),
+        ("exponential:100", "100 tokens in (exponential; 0 cached), 10 out"),
+    ],
+)
+def test_a_load_says_how_its_lengths_vary(prompts, said):
+    options = {"gpu": "h100_sxm", "rate": 1, "input_tokens": prompts, "output_tokens": 10}
+    case = physim.Case.from_options("Qwen/Qwen3-8B", **options)
+    assert said in case.demanded.describe_lengths()
+
+
 def test_an_option_of_a_load_is_declared_once():
     """Keywords and options of commands are those of the record."""
     declared = options_of(physim.Load)

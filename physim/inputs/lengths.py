@@ -61,6 +61,12 @@ class Lengths:
                 "lengths: std", f"{self.std:g} is above {_WIDEST:g} means", "correct it"
             )
 
+    def describe_spread(self) -> str:
+        """How lengths vary, such as ``normal, sd 50``; empty where they do not."""
+        if self.kind in ("fixed", "empirical"):
+            return "" if self.kind == "fixed" else "of many lengths"
+        return f"{self.kind}, sd {self.std:g}" if self.std else self.kind
+
     @classmethod
     def fixed(cls, tokens: float) -> Lengths:
         """One length for all; a mean that is no whole number is allowed, and taken as it is."""

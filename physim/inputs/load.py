@@ -495,11 +495,19 @@ class Load(LoadRequest):
         return said + self._conversations
 
     def describe_lengths(self) -> str:
-        """Mean lengths, and what is cached of prompts, in a few words."""
+        """Mean lengths, how they vary, and what is cached of prompts, in a few words."""
         cached = f"{self.cached_tokens:g} cached"
         if self.prefixes > 1 and self.cached_tokens:
             cached = f"{self.cached_tokens:g} in one of {self.prefixes} prefixes"
-        return f"{self.mean_input:g} tokens in ({cached}), {self.mean_output:g} out"
+        prompts, outputs = "of many lengths", "of many lengths"
+        if self.lengths is None:
+            prompts, outputs = (
+                lengths(tokens).describe_spread()
+                for tokens in (self.input_tokens, self.output_tokens)
+            )
+        about = f"{prompts}; {cached}" if prompts else cached
+        out = f"{self.mean_output:g} out" + (f" ({outputs})" if outputs else "")
+        return f"{self.mean_input:g} tokens in ({about}), {out}"
 
     @property
     def _conversations(self) -> str:
