@@ -322,6 +322,22 @@ def test_a_stage_is_there_once(tmp_path):
         physim.evaluate([table(tmp_path, {}, {"ttft_mean": 0.03})])
 
 
+@pytest.mark.parametrize(
+    ("header", "remedy"),
+    [
+        ("model,gpu,rate", "rename gpu to hardware, rate to rate_rps, and add the others"),
+        ("model;hardware;tp", "separate columns by commas"),
+        ("model,other", "add it"),
+    ],
+)
+def test_what_a_table_lacks_may_have_another_name(tmp_path, header, remedy):
+    path = tmp_path / "runs.csv"
+    path.write_text(f"{header}\n" + re.sub(r"\w+", "1", header) + "\n")
+    with pytest.raises(InputError) as refused:
+        read_tables([path])
+    assert refused.value.remedy == remedy
+
+
 def test_a_missing_column(tmp_path):
     path = tmp_path / "runs.csv"
     frame = pd.DataFrame([ROW])

@@ -23,6 +23,15 @@ if TYPE_CHECKING:
 _MEASURED = ("ttft_mean", "e2e_mean", "itl_mean")
 # Columns that are for people, or for conditions: remarks, and percentiles beside the means.
 _FOR_PEOPLE = re.compile(r"note|part|\w+_p\d+")
+# Keywords of physim, and words of other tools, for columns that have another name here.
+_KEYWORDS = {
+    "gpu": "hardware",
+    "rate": "rate_rps",
+    "request_rate": "rate_rps",
+    "input_tokens": "input_len_mean",
+    "prompt_tokens": "input_len_mean",
+    "output_tokens": "output_len",
+}
 
 Key = TypeVar("Key")
 
@@ -97,6 +106,18 @@ def read_tables(paths: str | Path | Iterable[str | Path]) -> RunTable:
     return RunTable(frame, [row for table in tables for row in table.rows])
 
 
+def _remedy(frame: pd.DataFrame, missing: Sequence[str]) -> str:
+    """What to do about columns that a table lacks."""
+    if len(frame.columns) == 1 and ";" in str(frame.columns[0]):
+        return "separate columns by commas"
+    renamed = [
+        f"{own} to {column}"
+        for own, column in _KEYWORDS.items()
+        if own in frame and column in missing
+    ]
+    return f"rename {', '.join(renamed)}, and add the others" if renamed else "add it"
+
+
 def _read(path: Path) -> RunTable:
     import pandas as pd
 
@@ -108,7 +129,7 @@ def _read(path: Path) -> RunTable:
         raise InputError(str(path), "is not a CSV table with a header", "pass one") from error
     missing = [column for column in REQUIRED if column not in frame]
     if missing:
-        raise InputError(str(path), f"has no column {', '.join(missing)}", "add it")
+        raise InputError(str(path), f"has no column {', '.join(missing)}", _remedy(frame, missing))
     rows = checked(frame.to_dict("records"), lambda number: places[number])
     for own, place in zip(rows, places, strict=True):
         check_traces(own, place, path.parent)
