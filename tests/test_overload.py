@@ -4,6 +4,7 @@ Their queues grow until clients give up after 300 s, so that an error of the ste
 tenfold in them. Nothing is fitted to them.
 """
 
+import laws
 import pytest
 
 import physim
@@ -40,3 +41,41 @@ def test_the_serving_loop_above_capacity(ground_truth, method):
     # A server 8% too slow has a queue that reaches the 300 s of its clients before the end: a
     # quarter of them give up, where four did.
     assert found.whole.completed / found.whole.arrived > 0.7
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("prompts", "output"),
+    [(2000, 1), (4096, 1), (12000, 1), ("lognormal:3000:3000", 20)],
+)
+def test_short_answers_saturate_a_server_with_full_steps(prompts, output):
+    # Four prompts of 2,000 tokens share a step of 8,192 with a part of a fifth, whose attention is
+    # less than that of one prompt as long; near the limit none is computed alone.
+    case = physim.Case.from_options(
+        "Qwen/Qwen3-8B",
+        gpu="h100_sxm",
+        rate=1.0,
+        arrival="poisson",
+        input_tokens=prompts,
+        output_tokens=output,
+    )
+    (found,) = physim.predict_cases([case], Corrections())
+    most = found.saturation_rps
+    assert most == pytest.approx(laws.replayed_overload(case, 1.15 * most, 3000), rel=0.01)
+
+
+@pytest.mark.slow
+def test_waits_near_the_saturation_of_full_steps():
+    case = physim.Case.from_options(
+        "Qwen/Qwen3-8B",
+        gpu="h100_sxm",
+        rate=19.2,
+        arrival="poisson",
+        input_tokens=2000,
+        output_tokens=1,
+    )
+    (fluid,), (replayed,) = (
+        physim.predict_cases([case], Corrections(), method=method) for method in ("fluid", "replay")
+    )
+    assert fluid.requests_per_s / fluid.saturation_rps == pytest.approx(0.93, abs=0.01)
+    assert fluid.ttft_s == pytest.approx(replayed.ttft_s, rel=0.2)

@@ -14,6 +14,7 @@ import physim
 from physim.batching.batch_statistics import (
     Nodes,
     decoding,
+    exponential_up_to,
     following,
     met_while_decoding,
     prefill_share,
@@ -40,6 +41,15 @@ def erlang(servers, share):
     full = load**servers / math.factorial(servers) / (1 - share)
     chance = full / (below + full)
     return chance, chance * share / (1 - share)
+
+
+def test_an_exponential_number_as_far_as_there_is_room():
+    # 5 (1 - exp(-1)), and the mean of draws.
+    assert exponential_up_to(5.0, 5.0) == pytest.approx(3.16060, rel=1e-5)
+    assert exponential_up_to(5.0, 1e3) == pytest.approx(5.0)
+    assert exponential_up_to(5.0, -1.0) == 0.0
+    draws = np.random.default_rng(0).exponential(5.0, 200_000)
+    assert exponential_up_to(5.0, 9.0) == pytest.approx(np.minimum(draws, 9.0).mean(), rel=0.01)
 
 
 @pytest.mark.parametrize("servers", [4, 8, 32, 128])

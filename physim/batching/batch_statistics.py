@@ -71,6 +71,17 @@ def others(mean: Scalar, peaked: Scalar) -> Scalar:
     return mean + less + more
 
 
+def exponential_up_to(mean: Scalar, most: Scalar) -> Scalar:
+    """Mean of an exponential number or of what there is room for, whichever is less.
+
+    Args:
+        mean: The mean of the number.
+        most: The room.
+    """
+    mean = jnp.maximum(mean, TINY)
+    return -mean * jnp.expm1(-jnp.maximum(most, 0.0) / mean)
+
+
 def decoding(mean: Scalar, peaked: Scalar, most: Scalar) -> Nodes:
     """Requests that decode in a step, itself included, as one of them meets it.
 

@@ -101,7 +101,7 @@ def batches_under_way(demand: Demand, limits: Limits, occupancy: Occupancy) -> S
     log_begins = jnp.logaddexp(log_many, jnp.log(jnp.minimum(arrivals * beyond, 1.0) + TINY))
     lasts = jnp.minimum(occupancy.batch / limits.stages, _LONGEST_LIFE)
     log_ends = -lasts - jnp.log(jnp.maximum(demand.decode_steps, 1.0))
-    # With slots taken all batches are under way, and who waits joins the longest, which ends last.
+    # With slots taken all batches are under way, and those that come while the longest is join it.
     joins = jnp.minimum(jnp.exp(log_begins) / jnp.minimum(arrivals, 1.0), 1.0)
     shared = 1.0 - occupancy.replacing * (1.0 - joins)
     by_chance = 1.0 + (limits.stages - 1) * shared * jax.nn.sigmoid(log_begins - log_ends)

@@ -11,12 +11,13 @@ from jaxtyping import Float
 from physim.batching.batch_statistics import (
     Nodes,
     arrival_evenness,
+    exponential_up_to,
     following,
     met_while_decoding,
     others,
 )
 from physim.batching.demand import Demand
-from physim.batching.guards import LITTLE, NEARLY, TINY
+from physim.batching.guards import LITTLE, NEARLY
 from physim.batching.kind_times import kinds_at
 from physim.batching.limits import Limits
 from physim.batching.looks import Looks, looks_at
@@ -359,7 +360,8 @@ def _met(
     decodes = decode_steps(demand.output_steps)
     later = jnp.mean(jnp.clip(decodes - limits.async_scheduling, 0.0, 1.0))
     longer = later * jnp.maximum(occupancy.prompts * while_own, 0.0)
-    longer = _in_free_slots(longer, demand, occupancy.batch, slots)
+    # No more of them than there are slots.
+    longer = exponential_up_to(longer, demand.most_running(slots) - occupancy.batch)
     met = met_while_decoding(
         occupancy.prompts * occupancy.others,
         longer * (occupancy.others == 1.0),
@@ -396,8 +398,8 @@ def _bunched(
     clumped = stamped + (others + taken**2 * sizes) / (1.0 - taken) ** 2
     rounds = 1.0 / (1.0 - taken)
     lasts = rounds * (1.0 + (kinds.chunks.number - 1.0) * rounds)
-    met = jnp.maximum(demand.decode_steps, LITTLE) / lasts
-    met = 1.0 + jnp.expm1(-met) / met
+    lives = jnp.maximum(demand.decode_steps, LITTLE) / lasts
+    met = 1.0 + jnp.expm1(-lives) / lives
     clumped = demand.arrival_cv2 + met * (clumped - demand.arrival_cv2)
     # A client that decodes has no request on its way.
     return peakedness(jnp.where(demand.closed, demand.arrival_cv2, clumped), demand.evenness)
@@ -406,20 +408,6 @@ def _bunched(
 def _elastic(kinds: StepKinds, batch: Scalar) -> Scalar:
     """Relative change of a step that only decodes for a relative change of those that do."""
     return jnp.clip(kinds.slope_s * batch / kinds.decode.interval, 0.0, MOST_ELASTIC)
-
-
-def _in_free_slots(more: Scalar, demand: Demand, batch: Scalar, slots: Scalar) -> Scalar:
-    """Requests beyond the mean, an exponential number, as far as there are slots for them.
-
-    Args:
-        more: How many there would be, mean.
-        demand: The load.
-        batch: Requests that decode, mean.
-        slots: Requests that may run.
-    """
-    free = jnp.maximum(demand.most_running(slots) - batch, 0.0)
-    more = jnp.maximum(more, TINY)
-    return -more * jnp.expm1(-free / more)
 
 
 def _slower(
@@ -431,9 +419,9 @@ def _slower(
     times its mean, a request meets so many more than the mean, itself included.
     """
     peaked = peakedness(demand.arrival_cv2, demand.evenness)
+    free = demand.most_running(slots) - batch
     met, evenly = (
-        _in_free_slots(1.0 + others(batch, p) - batch, demand, batch, slots)
-        for p in (varied, peaked)
+        exponential_up_to(1.0 + others(batch, p) - batch, free) for p in (varied, peaked)
     )
     decode_s = kinds.as_seen.mean(kinds.few.interval, kinds.many.interval)
     return (decode_s + kinds.slope_s * (met - evenly)) / kinds.decode.interval
