@@ -40,7 +40,7 @@ _LONG_STEP_TOKENS = 2000
 # millisecond a case. Larger ones are slower, since all wait for the case with most iterations.
 _SIZES = {1: 1, 256: 32, math.inf: 128}
 # Throughput over that of full slots from which on it is said.
-_LOST_WHEN_FULL = 1.05
+_LOST_WHEN_FULL = 1.01
 # How far clients are in step from which on it is said.
 _IN_STEP = 0.5
 _LOCKSTEP = (
