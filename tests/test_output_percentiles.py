@@ -68,3 +68,24 @@ def test_short_answers_meet_long_prompts_by_chance():
         tpot, wanted = fluid.whole.latencies["tpot"][name], exact.whole.latencies["tpot"][name]
         assert tpot == pytest.approx(wanted, rel=within), name
     assert fluid.whole.latencies["tpot"]["p99"] > 1.4 * fluid.whole.latencies["tpot"]["p50"]
+
+
+@pytest.mark.slow
+def test_launches_bring_no_clumps_of_requests():
+    # A step with prompts takes 65 ms, be they one or four, for its kernels are launched one by one:
+    # the number that decodes varies as arrivals do, and answers of one length take as long.
+    case = physim.Case.from_options(
+        "Qwen/Qwen3-30B-A3B",
+        gpu="h100_sxm",
+        tp=2,
+        rate=20.0,
+        arrival="poisson",
+        input_tokens=1000,
+        output_tokens=300,
+    )
+    fluid, exact = (
+        physim.predict_cases([case], physim.Corrections(), method=method)[0].whole.latencies["tpot"]
+        for method in ("fluid", "replay")
+    )
+    for name in ("p90", "p99"):
+        assert fluid[name] == pytest.approx(exact[name], rel=0.025)

@@ -17,7 +17,7 @@ from physim.batching.batch_statistics import (
     others,
 )
 from physim.batching.demand import Demand
-from physim.batching.guards import LITTLE, NEARLY
+from physim.batching.guards import LITTLE, NEARLY, TINY
 from physim.batching.kind_times import kinds_at
 from physim.batching.limits import Limits
 from physim.batching.looks import Looks, looks_at
@@ -181,7 +181,9 @@ def _steps_of_both(
     spread = jnp.maximum(squares / mean.interval**2 - 1.0, 0.0)
     each = kinds.of_whole_prompts(more.interval)
     taken = jnp.minimum(prompts.interval / mean.interval, NEARLY)
-    bunched = _bunched(kinds, demand, taken, each)
+    # Of the time that prompts take, what more of them add: launches, say, are there with the first.
+    further = kinds.adding_s / jnp.maximum(kinds.one_s - decode.latency, TINY)
+    bunched = _bunched(kinds, demand, taken * jnp.minimum(further, 1.0), each)
     elastic = _elastic(kinds, occupancy.batch)
     steps = Steps(
         mixed_share=jnp.sum(share),
