@@ -104,6 +104,18 @@ def test_the_queue_near_saturation_is_the_steady_states():
 
 
 @pytest.mark.slow
+def test_those_that_run_while_many_come():
+    # Ten seconds into 40 requests a second, far more start than leave.
+    fluid, replayed = both(
+        Load(786, 251, stages=(Stage(8, 60), Stage(40, 20)), arrival="poisson"), max_num_seqs=1024
+    )
+    running, exact = (
+        np.interp(70.0, one.timeline.time_s, one.timeline.running) for one in (fluid, replayed)
+    )
+    assert running == pytest.approx(exact, rel=0.2)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("load", "engine", "tolerance"),
     [

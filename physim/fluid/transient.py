@@ -512,13 +512,21 @@ class Fluid(Pytree):
     ) -> Trajectory:
         running, waiting = states.running, jnp.maximum(states.waiting, 0.0)
         lengths = self._lengths(replace(states, time=time), schedule)
-        _, start, share, age, full = jax.vmap(self._starting)(waiting, running, lengths)
+        starting, start, share, age, full = jax.vmap(self._starting)(waiting, running, lengths)
         batch = jnp.sum(running, axis=1)
         arrived = schedule.arrived(time)
         met = jax.vmap(self.local)(share, start, age, full)
-        # In the mean over time there are more than in that over steps: where more run, steps last.
-        whole = batch * jax.vmap(Local.seen_s)(met, full) / met.mean
-        whole += start * self.chunks * met.own_prefill / met.mean
+        # Where as many leave as start there are more over time than in the mean of steps: where more
+        # run, steps last.
+        leaving = jnp.sum((1.0 - self.phases.onward) * running / self.phases.stay, axis=1)
+        fewer, more = jnp.minimum(leaving, starting), jnp.maximum(leaving, starting)
+        settled = fewer / jnp.maximum(more, TINY)
+
+        def over_time(count: AnyArray, step_s: AnyArray) -> AnyArray:
+            return count * (1.0 + settled * (step_s / met.mean - 1.0))
+
+        whole = over_time(batch, jax.vmap(Local.seen_s)(met, full))
+        whole += over_time(start * self.chunks, met.own_prefill)
         age = jnp.maximum(age, 0.0)
         return Trajectory(
             time=time,
