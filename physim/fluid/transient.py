@@ -516,8 +516,8 @@ class Fluid(Pytree):
         batch = jnp.sum(running, axis=1)
         arrived = schedule.arrived(time)
         met = jax.vmap(self.local)(share, start, age, full)
-        # Where as many leave as start there are more over time than in the mean of steps: where more
-        # run, steps last.
+        # Where as many leave as start there are more over time than in the mean of steps: where
+        # more run, steps last.
         leaving = jnp.sum((1.0 - self.phases.onward) * running / self.phases.stay, axis=1)
         fewer, more = jnp.minimum(leaving, starting), jnp.maximum(leaving, starting)
         settled = fewer / jnp.maximum(more, TINY)
