@@ -25,7 +25,8 @@ from physim.fluid.percentiles import (
     stratum,
 )
 from physim.fluid.schedule import Schedule, StageLengths
-from physim.fluid.transient import Fluid, Trajectory
+from physim.fluid.trajectory import Trajectory
+from physim.fluid.transient import Fluid
 from physim.pytree import Pytree
 from physim.service.phases import decode_steps
 from physim.types import AnyArray, Scalar

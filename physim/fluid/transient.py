@@ -38,20 +38,19 @@ from physim.batching.preemption import full_cache, recomputed_tokens
 from physim.batching.prompt_chunks import Chunks
 from physim.batching.queueing import wait_for_a_slot
 from physim.batching.step_mix import steps_at
+from physim.fluid.age_phases import AgePhases
 from physim.fluid.first_token import EMPTY, Local, local
 from physim.fluid.rosenbrock import Rodas3
 from physim.fluid.schedule import Schedule, StageLengths
 from physim.fluid.table_look_up import cubic, straight
+from physim.fluid.trajectory import Trajectory
 from physim.pytree import Pytree
-from physim.service.phases import decode_steps
 from physim.step.model import StepModel
 from physim.types import AnyArray, Scalar
 
 # The constants below were chosen on benchmarks/fluid_against_replay.py (loads above the capacity)
 # and benchmarks/bench_serving.py: accuracy first, then time.
 
-# Phases of a request's age.
-_PHASES = 8
 # Knots of the table of steps: decoding requests as a share of the slots, of which the first and the
 # last only shape the curve's ends.
 _SHARES = np.geomspace(2e-3, 1.0, 19)
@@ -75,62 +74,6 @@ _MOST_TAKEN = 0.995
 _DRAIN = 3
 # Most requests that the KV cache may hold, over those that it holds of a load that stays.
 _YOUNG = 3.0
-
-
-class Trajectory(Pytree):
-    """What happens over time, at the solver's own steps; those it did not need repeat the last.
-
-    Attributes:
-        time: Time, seconds.
-        waiting: Requests that wait.
-        batch: Requests that decode.
-        running: Requests that are prefilled or decode, mean over time.
-        arrived: Requests that have arrived.
-        taken: Of them, those that have left the queue, to run or because their client gave up.
-        steps: Engine steps.
-        start: Prompts that start in a step, in units of a mean one.
-        age: Tokens that a decoding request has generated, mean.
-        full: Whether requests start because others finish, from 0 to 1.
-        kv_use: Share of the KV blocks that running requests hold.
-        solved: Whether the solver came to the end.
-    """
-
-    time: Float[AnyArray, " times"]
-    waiting: Float[AnyArray, " times"]
-    batch: Float[AnyArray, " times"]
-    running: Float[AnyArray, " times"]
-    arrived: Float[AnyArray, " times"]
-    taken: Float[AnyArray, " times"]
-    steps: Float[AnyArray, " times"]
-    start: Float[AnyArray, " times"]
-    age: Float[AnyArray, " times"]
-    full: Float[AnyArray, " times"]
-    kv_use: Float[AnyArray, " times"]
-    solved: Bool[AnyArray, ""]
-
-
-class _Phases(Pytree):
-    """Ages of decoding requests in a row, in steps.
-
-    Attributes:
-        stay: Mean stay in each.
-        onward: Share that goes on to the next.
-        age: Tokens that a request in it has generated, mean.
-    """
-
-    stay: Float[AnyArray, " phases"]
-    onward: Float[AnyArray, " phases"]
-    age: Float[AnyArray, " phases"]
-
-    @classmethod
-    def from_demand(cls, demand: Demand) -> _Phases:
-        steps = jnp.maximum(decode_steps(demand.output_steps), LITTLE)
-        edges = jnp.max(steps) * np.linspace(0.0, 1.0, _PHASES + 1)
-        left = jnp.mean(steps[:, None] > edges, axis=0)
-        width = edges[1]
-        stay = jnp.mean(jnp.clip(steps[:, None] - edges[:-1], 0.0, width), axis=0) / left[:-1]
-        age = demand.tokens_each * (edges[:-1] + stay / 2) + 1.0
-        return cls(stay, left[1:] / left[:-1], age)
 
 
 class _State(Pytree):
@@ -174,7 +117,7 @@ class Fluid(Pytree):
 
     demand: Demand
     limits: Limits
-    phases: _Phases
+    phases: AgePhases
     slots: Scalar
     scale: Scalar
     blocks: Scalar
@@ -248,7 +191,7 @@ class Fluid(Pytree):
         unfinished = cls(
             demand,
             limits,
-            _Phases.from_demand(demand),
+            AgePhases.from_demand(demand),
             slots,
             scale,
             blocks,
@@ -349,7 +292,7 @@ class Fluid(Pytree):
         lengths = jnp.append(jnp.diff(begins), drain)
         rates = jnp.append(schedule.rates, 0.0)
         zero = jnp.zeros((), begins.dtype)
-        empty = _State(jnp.zeros(_PHASES, begins.dtype), zero, zero, zero)
+        empty = _State(jnp.zeros_like(self.phases.stay, begins.dtype), zero, zero, zero)
         most = _STEPS if schedule.timeout is None else _WAVE_STEPS
 
         def stage(

@@ -14,7 +14,8 @@ from physim.corrections.fields import Corrections
 from physim.errors import UnsolvedError
 from physim.fluid.request_latencies import Summary, latencies
 from physim.fluid.schedule import Schedule, StageLengths
-from physim.fluid.transient import Fluid, Trajectory
+from physim.fluid.trajectory import Trajectory
+from physim.fluid.transient import Fluid
 from physim.inputs.case import Case
 from physim.inputs.stages import RecordedStage
 from physim.kept import kept
