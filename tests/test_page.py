@@ -537,8 +537,11 @@ def test_layouts_are_chosen_by_name(browser, tmp_path):
         tab.reload()
         tab.wait_for_selector("html[data-ready=true]")
         assert tab.input_value("#layout") == names[2]
-        # A pipeline's queue grows without end below its saturation throughput.
-        tab.fill("#rate-typed", str(0.98 * shown(tab, "saturation")))
+        # A pipeline keeps up to its saturation throughput, and no further.
+        tab.fill("#rate-typed", str(0.95 * shown(tab, "saturation")))
+        settle(tab)
+        assert shown(tab, "ttft") == pytest.approx(full_model(tab)["ttft_s"], rel=0.2)
+        tab.fill("#rate-typed", str(1.05 * shown(tab, "saturation")))
         settle(tab)
         assert tab.inner_text("#warning").startswith("Above capacity: the queue grows without end.")
         assert shown(tab, "ttft") is None
