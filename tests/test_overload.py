@@ -12,6 +12,8 @@ from physim.corrections.fields import Corrections
 from physim.measured.run_cases import case_of
 from physim.measured.runs_csv import read_tables
 
+SHORT = {"model": "Qwen/Qwen3-8B", "gpu": "h100_sxm", "arrival": "poisson"}
+
 
 def run_of(ground_truth, name):
     table = read_tables([ground_truth / "seed16.csv"])
@@ -51,14 +53,7 @@ def test_the_serving_loop_above_capacity(ground_truth, method):
 def test_short_answers_saturate_a_server_with_full_steps(prompts, output):
     # Four prompts of 2,000 tokens share a step of 8,192 with a part of a fifth, whose attention is
     # less than that of one prompt as long; near the limit none is computed alone.
-    case = physim.Case.from_options(
-        "Qwen/Qwen3-8B",
-        gpu="h100_sxm",
-        rate=1.0,
-        arrival="poisson",
-        input_tokens=prompts,
-        output_tokens=output,
-    )
+    case = physim.Case.from_options(**SHORT, rate=1.0, input_tokens=prompts, output_tokens=output)
     (found,) = physim.predict_cases([case], Corrections())
     most = found.saturation_rps
     assert most == pytest.approx(laws.replayed_overload(case, 1.15 * most, 3000), rel=0.01)
@@ -66,14 +61,7 @@ def test_short_answers_saturate_a_server_with_full_steps(prompts, output):
 
 @pytest.mark.slow
 def test_waits_near_the_saturation_of_full_steps():
-    case = physim.Case.from_options(
-        "Qwen/Qwen3-8B",
-        gpu="h100_sxm",
-        rate=19.2,
-        arrival="poisson",
-        input_tokens=2000,
-        output_tokens=1,
-    )
+    case = physim.Case.from_options(**SHORT, rate=19.2, input_tokens=2000, output_tokens=1)
     (fluid,), (replayed,) = (
         physim.predict_cases([case], Corrections(), method=method) for method in ("fluid", "replay")
     )

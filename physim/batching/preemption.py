@@ -14,6 +14,7 @@ import numpy as np
 
 from physim.batching.demand import Demand
 from physim.batching.guards import ROOT
+from physim.batching.kv_capacity import kv_cv2, kv_slots
 from physim.batching.limits import Limits
 from physim.types import Scalar
 
@@ -45,6 +46,18 @@ def full_cache(limits: Limits, slots: Scalar) -> Scalar:
         slots: Requests that the KV cache has room for.
     """
     return jax.nn.sigmoid(_SHARPNESS * (1 - slots / limits.max_num_seqs))
+
+
+def varied_by_blocks(limits: Limits, demand: Demand) -> Scalar:
+    """Variance of the number of requests that run, over its mean, by the KV blocks of each.
+
+    Where they wait for blocks, there is room for more short requests than for long ones.
+
+    Args:
+        limits: The engine's limits.
+        demand: The load.
+    """
+    return full_cache(limits, kv_slots(limits, demand)) * kv_cv2(demand)
 
 
 def recomputed_tokens(limits: Limits, demand: Demand, slots: Scalar) -> Scalar:

@@ -62,7 +62,7 @@ def beside_lengths(
     if told is not None:
         own = replace(own, help=told)
     if arrival is None:
-        own = replace(own, kind=str | None, help=f"{own.help} [default: poisson]")
+        own = replace(own, kind=str | None, help=f"{own.help} (default: poisson)")
     names = [name for name in LOAD if name not in (*_LENGTHS, *_WAYS, *_OF_PREDICT, *left_out)]
     return {**{name: LOAD[name] for name in names}, "arrival": shown(own)}
 

@@ -18,10 +18,10 @@ from jaxtyping import Bool, Float, Int
 from physim.batching.batch_statistics import arrival_evenness, busy_when_even
 from physim.batching.demand import Demand
 from physim.batching.guards import FULLEST, HARDLY, LITTLE, ROOT
-from physim.batching.kv_capacity import kv_cv2, kv_slots, kv_use, prefix_hits
+from physim.batching.kv_capacity import kv_slots, kv_use, prefix_hits
 from physim.batching.limits import Limits
 from physim.batching.occupancy import Occupancy, room_beside
-from physim.batching.preemption import full_cache, recomputed_tokens
+from physim.batching.preemption import recomputed_tokens, varied_by_blocks
 from physim.batching.prefix_cache import PASSES
 from physim.batching.prefix_loads import Loads, found_down_to, loads_of
 from physim.batching.prompt_chunks import Chunks
@@ -434,7 +434,7 @@ def _observed(
         balance.slots,
         full,
         (full - part) / ((1 - _PART_FULL) * balance.slots),
-        steps.bunched + full_cache(limits, kv_slots(limits, demand)) * kv_cv2(demand),
+        steps.bunched + varied_by_blocks(limits, demand),
         variability,
         (1.0 - steps.found_alone_s / steps.found_s) / (balance.throughput * held),
     )

@@ -25,16 +25,10 @@ from jaxtyping import Bool, Float
 
 from physim.batching.demand import Demand
 from physim.batching.guards import EDGE, FULLEST, HARDLY, LITTLE, NEARLY, SMALL, TINY
-from physim.batching.kv_capacity import (
-    kv_cv2,
-    kv_slots,
-    kv_use,
-    prefix_blocks,
-    private_blocks,
-)
+from physim.batching.kv_capacity import kv_slots, kv_use, prefix_blocks, private_blocks
 from physim.batching.limits import Limits
 from physim.batching.occupancy import Occupancy, room_beside
-from physim.batching.preemption import full_cache, recomputed_tokens
+from physim.batching.preemption import recomputed_tokens, varied_by_blocks
 from physim.batching.prompt_chunks import Chunks
 from physim.batching.queueing import wait_for_a_slot
 from physim.batching.step_mix import steps_at
@@ -239,8 +233,7 @@ class Fluid(Pytree):
         step = met.mean
         slowest, slower = step[-2], (step[-2] - step[-3]) / ((1 - _SHARES[-3]) * self.slots)
         variability = (demand.arrival_cv2 + demand.output_cv2) / 2
-        # Requests hold KV blocks of many numbers.
-        by_kv = full_cache(self.limits, kv_slots(self.limits, demand)) * kv_cv2(demand)
+        by_blocks = varied_by_blocks(self.limits, demand)
 
         def waiting_at(share: Scalar, step: Scalar, alone: Scalar, bunched: Scalar) -> Scalar:
             offered = share * self.slots / step
@@ -249,7 +242,7 @@ class Fluid(Pytree):
             longest = jnp.minimum(slowest, step / jnp.minimum(share, 1.0) * _SERVED)
             prompts = (1.0 - alone / step) / offered
             waiting, _ = wait_for_a_slot(
-                offered, self.slots, longest, slower, bunched + by_kv, variability, prompts
+                offered, self.slots, longest, slower, bunched + by_blocks, variability, prompts
             )
             return waiting * (1.0 - jnp.minimum(share, _MOST_TAKEN)) * self.slots
 

@@ -137,7 +137,7 @@ class ReplayServer:
         # Numbers in a row, since there may be millions.
         self.samples, self.gaps, self.work = array("d"), array("d"), array("d")
         self._times, self._timeout_s = times, timeout_s
-        self._policy, self._kv_blocks = config.policy, config.kv_blocks
+        self._kv_blocks = config.kv_blocks
         layout = config.parallelism
         self._ranks = [Scheduler(config, self.gaps) for _ in range(layout.dp)]
         # Not the stream of numbers that requests are drawn from with this seed.
@@ -251,10 +251,11 @@ class ReplayServer:
             outside: What is outside of it.
             horizon_s: When the replay stops, seconds.
         """
+        policy = self.config.policy
         began = self._began
         if self._idle:
-            known = self.now if began is None or not self._policy.async_scheduling else began
-            if self._unseen >= self._policy.receive_every or not any(
+            known = self.now if began is None or not policy.async_scheduling else began
+            if self._unseen >= policy.receive_every or not any(
                 len(rank.running) > len(rank.loading) for rank in self._ranks
             ):
                 self.arrive(outside, known)
