@@ -110,10 +110,13 @@ def kinds_at(
     # Decoding requests meet steps by how many decode in them; of all steps, that many do.
     mean = 1.0 / beside.mean(1.0 / beside.low, 1.0 / beside.high)
     mean = jnp.where(demand.decode_steps > 0, mean, 0.0)
-    coming = _coming(demand, limits, occupancy, separate)
-    chunks = coming.chunks
     lanes = batches_under_way(demand, limits, occupancy)
-    prompts = _of_kinds(coming, demand, limits, occupancy, lanes)
+    # Prompts that have steps of their own are dealt out to all batches; else each takes in its step
+    # what has come since the one before it.
+    shared = lanes if separate else jnp.ones(())
+    coming = _coming(demand, limits, occupancy, lanes, separate)
+    chunks = coming.chunks
+    prompts = _of_kinds(coming, demand, limits, occupancy, shared)
     with_prompts = jnp.zeros(()) if separate else mean
     decodes = jnp.concatenate(
         [jnp.stack([beside.low, beside.high, mean]), jnp.full(KINDS, 1.0) * with_prompts]
@@ -127,7 +130,7 @@ def kinds_at(
         stages=lanes,
         most=limits.most_on_rank(demand.most_running(slots)),
     )
-    batch = _with_prompts(plain, prompts, coming, demand, limits, occupancy, lanes)
+    batch = _with_prompts(plain, prompts, coming, demand, limits, occupancy, shared)
     host = model.ops.host
     # How many decode varies too.
     varying = jnp.where(with_prompts > 0, beside.square_of_range, 0.0) * limits.query_tokens**2
@@ -185,20 +188,26 @@ def kinds_at(
     )
 
 
-def _coming(demand: Demand, limits: Limits, occupancy: Occupancy, separate: bool) -> _Coming:
+def _coming(
+    demand: Demand, limits: Limits, occupancy: Occupancy, lanes: Scalar, separate: bool
+) -> _Coming:
     """Prompts that come to steps, and the steps that long ones fill.
 
     Args:
         demand: The load.
         limits: The engine's limits.
         occupancy: Who is in a step.
+        lanes: Batches that share out a pipeline's requests.
         separate: Whether prompts have steps of their own.
     """
     chunks = Chunks.in_room(demand.parts * occupancy.scale, occupancy.room, limits.stages)
-    ranks = limits.ranks
-    by_rank = jnp.minimum(occupancy.prompts * (chunks.number - 1.0) / ranks, NEARLY)
-    most = occupancy.room * ranks * limits.stages / chunks.rest
-    coming, looks = occupancy.prompts / (1.0 - by_rank), limits.receive_every
+    ranks, arrivals, ahead = limits.ranks, occupancy.prompts, chunks.number - 1.0
+    room = occupancy.room * limits.stages
+    if not separate:
+        arrivals, ahead, room = arrivals / lanes, ahead * limits.stages, occupancy.room
+    by_rank = jnp.minimum(arrivals * ahead / ranks, NEARLY)
+    most = room * ranks / chunks.mean_last
+    coming, looks = arrivals / (1.0 - by_rank), limits.receive_every
     # Where prompts have steps of their own, these have what came between two looks.
     seen, apart_by = (looks * coming, 1.0) if separate else (coming, looks)
     come = prompts_of_step(seen, apart_by, occupancy.start_cv2(demand), most)
@@ -206,13 +215,13 @@ def _coming(demand: Demand, limits: Limits, occupancy: Occupancy, separate: bool
     apart = _ranks_apart(ranks, chunks.long * (1.0 + others))
     # However small it keeps its digits, and something is left, by which others are divided.
     filled = jnp.minimum(-jnp.expm1(apart * jnp.log1p(-by_rank)), FULLEST)
-    again = chunks.long / jnp.maximum(chunks.number - 1.0, chunks.long + TINY)
+    again = chunks.long / jnp.maximum(ahead, chunks.long + TINY)
     follows = 1.0 - (1.0 - filled) * again
     return _Coming(chunks, come, filled, by_rank, follows, ranks)
 
 
 def _of_kinds(
-    coming: _Coming, demand: Demand, limits: Limits, occupancy: Occupancy, lanes: Scalar
+    coming: _Coming, demand: Demand, limits: Limits, occupancy: Occupancy, shared: Scalar
 ) -> _OfKinds:
     """Prompts of each kind of steps.
 
@@ -221,15 +230,15 @@ def _of_kinds(
         demand: The load.
         limits: The engine's limits.
         occupancy: Who is in a step.
-        lanes: Batches that share out a pipeline's requests.
+        shared: Batches of a pipeline that they are dealt out to.
     """
     chunks, some, ranks, room = coming.chunks, coming.several, limits.ranks, occupancy.room
     last, longest = chunks.mean_last, chunks.longest_of(coming.sharing)
     anywhere = occupancy.replacing * (1.0 - in_waves(demand))
     longest = _of_fullest(some, ranks, last, longest, anywhere) / _in_turn(some, ranks)
     # Of a pipeline's prompts that are computed together, a batch has as many tokens as it has room.
-    packed = jnp.minimum(longest, room / fullest(some, lanes))
-    longest = jnp.where(limits.stages > 1, packed, longest)
+    packed = jnp.minimum(longest, room / fullest(some, shared))
+    longest = jnp.where(shared > 1.0, packed, longest)
     size = longest / last
     none, one = jnp.zeros(_DECODING), jnp.ones(FULL + 1)
     full, before_full = room[None], chunks.before_full[None]
@@ -250,7 +259,7 @@ def _with_prompts(
     demand: Demand,
     limits: Limits,
     occupancy: Occupancy,
-    lanes: Scalar,
+    shared: Scalar,
 ) -> Batch:
     """Batches of steps with their prompts: those of the rank with most, for which others wait.
 
@@ -261,15 +270,15 @@ def _with_prompts(
         demand: The load.
         limits: The engine's limits.
         occupancy: Who is in a step.
-        lanes: Batches that share out a pipeline's requests.
+        shared: Batches of a pipeline that these are dealt out to.
     """
     chunks, ranks, room = coming.chunks, limits.ranks, occupancy.room
     numbers, tokens, squares, before, products = prompts
     last = chunks.mean_last
     on_one = jnp.where(
-        (numbers > 1.0) & (lanes <= 1.0), _in_turn(numbers, ranks), decodes.prefill_requests
+        (numbers > 1.0) & (shared <= 1.0), _in_turn(numbers, ranks), decodes.prefill_requests
     )
-    total = fullest(numbers, lanes) * jnp.minimum(tokens, jnp.where(numbers > 1.0, last, jnp.inf))
+    total = fullest(numbers, shared) * jnp.minimum(tokens, jnp.where(numbers > 1.0, last, jnp.inf))
     # Beside a rank that a long prompt fills, others are full too, or have room for other prompts.
     beside_full = jnp.maximum(coming.by_rank * ranks / jnp.maximum(coming.filled, TINY), 1.0) - 1.0
     others = beside_full * room + coming.free * occupancy.prompts * last

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Float
 
 from physim.batching.demand import Demand
-from physim.batching.guards import HARDLY, TINY
+from physim.batching.guards import HARDLY, ROOT, TINY
 from physim.batching.limits import Limits
 from physim.batching.strata import PARTS
 from physim.pytree import Pytree
@@ -94,8 +94,11 @@ def batches_under_way(demand: Demand, limits: Limits, occupancy: Occupancy) -> S
     arrivals = occupancy.prompts
     budget = limits.max_num_batched_tokens / limits.stages
     room = jnp.maximum(budget - occupancy.batch, 1.0) / (demand.new_tokens * occupancy.scale)
-    deviation = jnp.sqrt(arrivals * (demand.arrival_cv2 + demand.prompt_cv2) + HARDLY)
-    log_many = jax.scipy.stats.norm.logsf((room + 0.5 - arrivals) / deviation)
+    # Of few arrivals more come than a normal number has it: the root of the deviance is normal.
+    most, mean = room + 0.5, jnp.maximum(arrivals, TINY)
+    deviance = 2 * (most * jnp.log(most / mean) - (most - mean))
+    deviance /= demand.arrival_cv2 + demand.prompt_cv2 + HARDLY
+    log_many = jax.scipy.stats.norm.logsf(jnp.sign(most - mean) * jnp.sqrt(deviance + ROOT))
     # Or one is too long by itself, of which a sum's normal distribution knows nothing.
     beyond = jnp.sum(PARTS * (demand.parts > room * demand.new_tokens))
     log_begins = jnp.logaddexp(log_many, jnp.log(jnp.minimum(arrivals * beyond, 1.0) + TINY))

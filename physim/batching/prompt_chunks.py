@@ -35,22 +35,21 @@ class Chunks(NamedTuple):
     """Chunks that prompts are computed in, by the groups of `GROUPS`; tokens.
 
     All but the last chunk of a prompt fill a step. In a pipeline they follow each other in the
-    batches that are under way: those of a round count for one, which takes as long as any of them.
+    batches that are under way, so that each holds a prompt up by one stage of a step.
 
     Attributes:
-        number: Chunks of a prompt, mean.
+        number: Steps that a prompt is computed for, mean; of a pipeline those of one batch.
         long: Share of the prompts that have more than one.
-        full: Chunks before the last one.
+        full: Steps that chunks before the last one hold a prompt up by.
         before: Tokens of the chunks before the last one.
         before_full: Tokens before such a chunk, mean of all groups.
-        last: Tokens of the last chunk; of a full one where others come before it in its round.
+        last: Tokens of the last chunk.
         squares: Squares of the last chunk's tokens.
         products: Products of the last chunk's tokens with the tokens before.
         sizes: Tokens of the last chunk of each part of all prompts.
         spread: Width of the range that these are spread over, tokens.
-        rest: Tokens that are computed last, of all chunks of a round: in a pipeline more than of
-            the last chunk; mean.
-        behind: Chunks of the last round that follow each other, over the batches of a round.
+        divided: Share of the prompts that have more than one.
+        stages: Stages of the pipeline.
     """
 
     number: Scalar
@@ -63,8 +62,8 @@ class Chunks(NamedTuple):
     products: Float[AnyArray, " groups"]
     sizes: Float[AnyArray, " parts"]
     spread: Float[AnyArray, " parts"]
-    rest: Scalar
-    behind: Float[AnyArray, " groups"]
+    divided: Float[AnyArray, " groups"]
+    stages: Scalar
 
     @classmethod
     def in_room(
@@ -77,20 +76,15 @@ class Chunks(NamedTuple):
             room: Tokens that a step has room for.
             stages: Stages of a pipeline, each with a batch of its own under way.
         """
-        full = jnp.maximum(jnp.ceil(prompts / (room * stages) - SMALL) - 1.0, 0.0)
-        before = full * room * stages
-        rest = jnp.maximum(prompts - before, 1.0)
-        behind = jnp.maximum(jnp.ceil(rest / room - SMALL) - 1.0, 0.0)
-        before += behind * room
+        ahead = jnp.maximum(jnp.ceil(prompts / room - SMALL) - 1.0, 0.0)
+        full, before = ahead / stages, ahead * room
         last = jnp.maximum(prompts - before, 1.0)
-        # Of chunks that follow each other a step waits for one that is full.
-        last = jnp.where(behind > 0.0, room, last)
-        columns = jnp.stack([full, before, last, last**2, last * before, behind / stages])
+        columns = jnp.stack([full, before, last, last**2, last * before, ahead > 0.0])
         groups = jnp.matmul(columns, MEANS.T, precision=jax.lax.Precision.HIGHEST)
-        pairs = jnp.sum(PARTS * full * (full - 1.0)) / 2 * room * stages
+        pairs = jnp.sum(PARTS * full * (ahead - 1.0)) / 2 * room
         return cls(
             number=1.0 + jnp.sum(PARTS * full),
-            long=jnp.sum(PARTS * (full > 0.0)),
+            long=jnp.sum(PARTS * (ahead > 0.0)),
             full=groups[0],
             before=groups[1],
             before_full=pairs / jnp.maximum(jnp.sum(PARTS * full), TINY),
@@ -99,8 +93,8 @@ class Chunks(NamedTuple):
             products=groups[4],
             sizes=last,
             spread=jnp.maximum(jnp.gradient(prompts), 1.0),
-            rest=jnp.sum(PARTS * rest),
-            behind=groups[5],
+            divided=groups[5],
+            stages=jnp.asarray(stages),
         )
 
     def mean(self, of_group: Float[AnyArray, " groups"]) -> Scalar:

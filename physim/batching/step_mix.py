@@ -171,22 +171,23 @@ def _steps_of_both(
     """Steps where prompts are computed beside requests that decode."""
     arrivals, chunks, decode = occupancy.prompts, kinds.chunks, kinds.decode
     more: StepTime = jax.tree.map(lambda p, a: p - a, kinds.prompts, kinds.decode_only)
-    share = kinds.shares(kinds.prompts.interval, kinds.decode_only.interval)
+    times = kinds.prompts.interval, kinds.decode_only.interval
+    of_steps = kinds.shares(*times)
+    share = kinds.of_turns(of_steps, *times)
     prompts: StepTime = jax.tree.map(
         lambda x: jnp.tensordot(share, x, 1, precision="highest"), more
     )
     mean: StepTime = jax.tree.map(jnp.add, decode, prompts)
-    squares = jnp.sum(share * more.interval**2 * (1.0 + kinds.cv2))
-    squares += 2 * prompts.interval * decode.interval + decode.interval**2
-    spread = jnp.maximum(squares / mean.interval**2 - 1.0, 0.0)
+    spread = kinds.spread(of_steps, *times)
     each = kinds.of_whole_prompts(more.interval)
+    kinds = kinds.held_up(of_steps)
     taken = jnp.minimum(prompts.interval / mean.interval, NEARLY)
     # Of the time that prompts take, what more of them add: launches, say, are there with the first.
     further = kinds.adding_s / jnp.maximum(kinds.one_s - decode.latency, TINY)
     bunched = _bunched(kinds, demand, taken * jnp.minimum(further, 1.0), each)
     elastic = _elastic(kinds, occupancy.batch)
     steps = Steps(
-        mixed_share=jnp.sum(share),
+        mixed_share=jnp.sum(of_steps),
         mean=mean,
         as_seen=mean,
         found_s=mean.interval / kinds.lanes,
@@ -201,11 +202,14 @@ def _steps_of_both(
         spread=spread,
         prefill_s=kinds.prefill_s,
         launches_s=kinds.launches_s,
-        hidden_s=kinds.hidden_s(share),
+        hidden_s=kinds.hidden_s(of_steps),
         follows=kinds.follows,
         chunks=chunks.number,
         same_step=_together(
-            arrivals, demand.burst_cv2, spread / limits.receive_every, looks_at(arrivals, limits)
+            arrivals / kinds.lanes,
+            demand.burst_cv2,
+            spread / limits.receive_every,
+            looks_at(arrivals / kinds.lanes, limits),
         ),
         adding_s=kinds.adding_s,
         budget=_budget(kinds, limits),
@@ -215,7 +219,7 @@ def _steps_of_both(
         second=jnp.zeros_like(mean.interval),
         crowd=occupancy.prefilling / jnp.sum(share),
         longer_s=prompts.interval / occupancy.prefilling,
-        lone=kinds.lone(share),
+        lone=kinds.lone(of_steps),
         arriving=kinds.come.arriving,
         bunched=bunched,
         # The more there are, the later they leave.
@@ -334,7 +338,7 @@ def _cv2_of(kinds: StepKinds, kind_share: Float[AnyArray, " kinds"]) -> Scalar:
 
 def _budget(kinds: StepKinds, limits: Limits) -> Scalar:
     """Prompts that the token budget of a step leaves room for."""
-    return limits.max_num_batched_tokens / kinds.chunks.rest
+    return limits.max_num_batched_tokens / kinds.chunks.mean_last
 
 
 def _together(arrivals: Scalar, cv2: Scalar, spread: Scalar, looks: Looks) -> Scalar:
