@@ -129,6 +129,18 @@ class StepKinds(NamedTuple):
         """What of that is because kernels are launched one by one, mean, seconds."""
         return self.chunks.mean(self.of_whole_prompts(self.prompts.launches))
 
+    @property
+    def held(self) -> Scalar:
+        """How many times as long as a step that a long prompt fills a gap is, in a pipeline.
+
+        Who decodes in another batch waits for all that follow each other, the last chunk as well.
+        """
+        batches = jnp.minimum(1.0 / jnp.maximum(1.0 - self.follows, SMALL), self.lanes)
+        last_s, divided = self.prompts.interval[:FULL], GROUPS * self.chunks.divided
+        rest = jnp.sum(divided * last_s) / jnp.maximum(jnp.sum(divided), TINY)
+        rest /= self.prompts.interval[FULL]
+        return 1.0 + (batches - 1.0 + rest * (1.0 - 1.0 / self.lanes)) / self.lanes
+
     def beside_ranks(self, decode: Scalar, any_decodes: Scalar) -> StepTime:
         """How much longer a step with prompts is for other ranks, which decode meanwhile.
 

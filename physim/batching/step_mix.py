@@ -59,6 +59,8 @@ class Steps(Pytree):
         launches_s: How much longer these are because their kernels are launched one by one, mean.
         hidden_s: How much longer these are because another rank fills one of them, mean.
         follows: Chance that the step after one that a long prompt fills is filled too.
+        held: How many times as long as such a step a gap is in which long prompts fill batches of a
+            pipeline one after the other.
         chunks: Such steps, mean.
         same_step: Other prompts that come in the same step, as a request sees it.
         adding_s: What each of them adds to it.
@@ -94,6 +96,7 @@ class Steps(Pytree):
     launches_s: Scalar
     hidden_s: Scalar
     follows: Scalar
+    held: Scalar
     chunks: Scalar
     same_step: Scalar
     adding_s: Scalar
@@ -204,6 +207,7 @@ def _steps_of_both(
         launches_s=kinds.launches_s,
         hidden_s=kinds.hidden_s(of_steps),
         follows=kinds.follows,
+        held=kinds.held,
         chunks=chunks.number,
         same_step=_together(
             arrivals / kinds.lanes,
@@ -297,6 +301,7 @@ def _steps_apart(
         launches_s=kinds.launches_s,
         hidden_s=kinds.hidden_s(kind_share),
         follows=kinds.follows,
+        held=kinds.held,
         chunks=chunks.number,
         same_step=_together(
             prefilling * step / mean.interval,

@@ -112,6 +112,8 @@ class Local(NamedTuple):
         prefill: Steps that compute a prompt, by its group.
         hidden: How much longer these are because another rank fills one of them, mean.
         follows: Chance that the step after one that a long prompt fills is filled too.
+        held: How many times as long as such a step a gap is in which long prompts fill batches of a
+            pipeline one after the other.
         kind: Steps with prompts, by their kind.
         kind_more: How much longer each kind makes a gap between tokens.
         kind_tokens: Tokens of prompts of each kind, on the rank that has most,
@@ -148,6 +150,7 @@ class Local(NamedTuple):
     varied: Scalar
     hidden: Scalar
     follows: Scalar
+    held: Scalar
     prefill: Float[AnyArray, " groups"]
     kind: Float[AnyArray, " kinds"]
     kind_more: Float[AnyArray, " kinds"]
@@ -260,6 +263,7 @@ def local(
         varied=steps.varied,
         hidden=steps.hidden_s,
         follows=steps.follows,
+        held=steps.held,
         prefill=steps.prefill_s,
         kind=steps.kind_s,
         kind_more=steps.kind_more_s,
