@@ -24,18 +24,18 @@ def test_a_prompt_takes_full_steps_and_a_rest():
 
 
 def test_chunks_of_a_prompt_follow_each_other_in_a_pipeline():
-    # Of four stages: 2,500 tokens are in three batches of one round, two of them behind the first;
-    # of 5,500 four fill a round, and two are in the next.
+    # Of four stages: 2,500 tokens are in three batches, two of them before the last one, which ends
+    # half a step later for that; 5,500 are in six.
     sizes = np.where(np.cumsum(PARTS) > 0.5 + 1e-9, 5500.0, 2500.0)
     chunks = Chunks.in_room(sizes, jnp.asarray(1000.0), 4)
-    assert chunks.number == pytest.approx(1.5)
-    assert chunks.rest == pytest.approx((2500 + 1500) / 2)
     short, long = 0, -1
-    assert (chunks.full[short], chunks.full[long]) == pytest.approx((0.0, 1.0))
-    assert (chunks.behind[short], chunks.behind[long]) == pytest.approx((2 / 4, 1 / 4))
-    # A step waits for the full ones among them.
-    assert np.asarray(chunks.last) == pytest.approx(1000.0)
+    assert (chunks.full[short], chunks.full[long]) == pytest.approx((2 / 4, 5 / 4))
+    assert chunks.number == pytest.approx(1 + 3.5 / 4)
+    assert np.asarray(chunks.last) == pytest.approx(500.0)
     assert (chunks.before[short], chunks.before[long]) == pytest.approx((2000.0, 5000.0))
+    assert np.asarray(chunks.divided) == pytest.approx(1.0)
+    # Before the full ones there are 0, 1,000, and so on to 4,000 tokens.
+    assert chunks.before_full == pytest.approx((1000 + 10000) / (2 + 5))
 
 
 def test_groups_keep_every_mean():
@@ -119,7 +119,12 @@ def test_shares_of_steps_follow_from_how_long_these_are():
     come = prompts_of_step(*map(jnp.asarray, (0.4 * step_s, 1.0, 1.0, 1e6)))
     nothing = jnp.zeros(())
     kinds = StepKinds._make([None] * len(StepKinds._fields))._replace(
-        come=come, filled=nothing, follows=nothing, free=nothing
+        chunks=Chunks.in_room(np.ones(len(PARTS)), jnp.asarray(1e6)),
+        lanes=jnp.ones(()),
+        come=come,
+        filled=nothing,
+        follows=nothing,
+        free=nothing,
     )
     found = kinds.shares(jnp.full(KINDS, 5.0), jnp.ones(()))
     assert jnp.sum(found) == pytest.approx(share, rel=3e-3)

@@ -94,7 +94,7 @@ class Chunks(NamedTuple):
             sizes=last,
             spread=jnp.maximum(jnp.gradient(prompts), 1.0),
             divided=groups[5],
-            stages=jnp.asarray(stages),
+            stages=jnp.asarray(stages, float),
         )
 
     def mean(self, of_group: Float[AnyArray, " groups"]) -> Scalar:

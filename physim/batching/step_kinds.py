@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 
 from physim.batching.batch_statistics import Nodes
 from physim.batching.guards import HARDLY, LITTLE, NEARLY, ROOT, SMALL, TINY
+from physim.batching.pipeline_turns import Turns
 from physim.batching.prompt_chunks import GROUPS, Chunks, PromptsOfStep
+from physim.pytree import swapped
 from physim.step.model import StepTime
 from physim.types import AnyArray, Scalar
 
@@ -22,9 +23,6 @@ FULL, FEW, MANY = (len(GROUPS) + place for place in range(3))
 KINDS = MANY + 1
 # Of two kinds with as many tokens, which comes first.
 _BEFORE = np.tri(FULL + 1, k=-1, dtype=bool)
-# Steps of Newton's method to a chance, from below.
-_NEWTON = 5
-_ALL_BEFORE = np.tri(KINDS + 1, k=-1, dtype=bool)
 
 
 class StepKinds(NamedTuple):
@@ -214,8 +212,21 @@ class StepKinds(NamedTuple):
     ) -> Float[AnyArray, " kinds"]:
         """Shares of the steps that follow on steps of some shares."""
         every = jnp.append(share, 1.0 - jnp.sum(share))
-        gaps = self._gaps(times, every)
-        return self._shares(*self._after(gaps / jnp.sum(every * gaps), every))
+        apart_s = self._turns.ends_apart_s(times, every)
+        return self._shares(*self._after(apart_s / jnp.sum(every * apart_s), every))
+
+    def of_turns(
+        self, share: Float[AnyArray, " kinds"], seconds: Float[AnyArray, " kinds"], alone_s: Scalar
+    ) -> Float[AnyArray, " kinds"]:
+        """Share of the turns of a pipeline whose longest step is of each kind with prompts.
+
+        Args:
+            share: Share of the steps that are of each kind.
+            seconds: Time of a step of each kind, through all stages.
+            alone_s: Time of a step without prompts.
+        """
+        every = jnp.append(share, 1.0 - jnp.sum(share))
+        return (every @ self._turns.longest(jnp.append(seconds, alone_s), every))[:-1]
 
     def spread(
         self, share: Float[AnyArray, " kinds"], seconds: Float[AnyArray, " kinds"], alone_s: Scalar
@@ -228,42 +239,12 @@ class StepKinds(NamedTuple):
             alone_s: Time of a step without prompts.
         """
         every = jnp.append(share, 1.0 - jnp.sum(share))
-        gaps = self._gaps(jnp.append(seconds, alone_s), every)
-        more, alone = gaps[:-1] - gaps[-1], gaps[-1]
+        apart_s = self._turns.ends_apart_s(jnp.append(seconds, alone_s), every)
+        more = apart_s[:-1] - apart_s[-1]
+        alone = apart_s[-1] + (self.decode.interval - alone_s) / self.lanes
         mean = jnp.sum(share * more)
         squares = jnp.sum(share * more**2 * (1.0 + self.cv2)) + 2 * mean * alone + alone**2
         return jnp.maximum(squares / (mean + alone) ** 2 - 1.0, 0.0)
-
-    def _gaps(
-        self, times: Float[AnyArray, " all"], share: Float[AnyArray, " all"]
-    ) -> Float[AnyArray, " all"]:
-        """Time from the end of the step before to that of a step of each kind.
-
-        In a pipeline a longer step holds up those behind it at every stage, so that they end right
-        after it.
-
-        Args:
-            times: Time of a step of each kind.
-            share: Share of the steps that are of each kind.
-        """
-        turns = self._among_lanes(times, share) @ times
-        return ((turns - turns[-1]) * (self.lanes - 1.0) + times) / self.lanes
-
-    def of_turns(
-        self, share: Float[AnyArray, " kinds"], seconds: Float[AnyArray, " kinds"], alone_s: Scalar
-    ) -> Float[AnyArray, " kinds"]:
-        """Share of the turns of a pipeline whose longest step is of each kind with prompts.
-
-        A turn is a step of each batch that is under way. Each batch has to wait for those before it
-        at every stage, so that a turn takes as long as its longest step.
-
-        Args:
-            share: Share of the steps that are of each kind.
-            seconds: Time of a step of each kind, through all stages.
-            alone_s: Time of a step without prompts.
-        """
-        every = jnp.append(share, 1.0 - jnp.sum(share))
-        return (every @ self._among_lanes(jnp.append(seconds, alone_s), every))[:-1]
 
     def held_up(self, share: Float[AnyArray, " kinds"]) -> StepKinds:
         """The kinds of steps with the time that they wait in a pipeline for those before them.
@@ -273,63 +254,15 @@ class StepKinds(NamedTuple):
         """
         every = jnp.append(share, 1.0 - jnp.sum(share))
         times = jnp.append(self.prompts.latency, self.decode_only.latency)
-        latency = (self._among_lanes(times, every) @ times)[:-1]
-        return self._replace(prompts=replace(self.prompts, latency=latency))
+        latency = (self._turns.longest(times, every) @ times)[:-1]
+        return self._replace(prompts=swapped(self.prompts, latency=latency))
 
-    def _among_lanes(
-        self, times: Float[AnyArray, " all"], share: Float[AnyArray, " all"]
-    ) -> Float[AnyArray, "all all"]:
-        """Chances of which kind the longest step of a turn is, by the kind of its last one.
-
-        Args:
-            times: Time of a step of each kind.
-            share: Share of the steps that are of each kind.
-        """
-        longer = (times > times[:, None]) | ((times == times[:, None]) & _ALL_BEFORE.T)
-        as_long = longer | np.eye(KINDS + 1, dtype=bool)
-        at_most, below = (self._turns_without(x, times, share) for x in (longer, as_long))
-        return jnp.where(longer.T, 0.0, at_most) - jnp.where(as_long.T, 0.0, below)
-
-    def _turns_without(
-        self,
-        kinds: Bool[AnyArray, "all all"],
-        times: Float[AnyArray, " all"],
-        share: Float[AnyArray, " all"],
-    ) -> Float[AnyArray, " all"]:
-        """Chance that a turn has no step of some kinds, if its last step is none.
-
-        A step of these kinds is in as many turns as there are batches under way, and there are the
-        more of them to come the longer turns are: they begin with a chance ``b`` after turns that
-        have some, and with ``b / (1 + k)`` after others. Of those that begin ``(1 - b)^L`` are
-        followed by a turn of ``L`` steps without any.
-
-        Args:
-            kinds: Which kinds they are, longer ones, in each row others.
-            times: Time of a step of each kind.
-            share: Share of the steps that are of each kind.
-        """
-        some = kinds @ share
-        none = jnp.maximum(1.0 - some, TINY)
-        # Steps that a long prompt fills follow one another, and the last chunk follows them.
-        ends = self.filled * (1.0 - self.follows)
+    @property
+    def _turns(self) -> Turns:
+        """Turns of a pipeline's batches, by kinds with prompts and then that without."""
         several = jnp.broadcast_to(self.chunks.long, KINDS - FEW)
-        last = jnp.concatenate([self.chunks.divided, jnp.zeros(1), several, jnp.zeros(1)]) * share
-        last = last * jnp.minimum(ends / jnp.maximum(jnp.sum(last), TINY), 1.0)
-        follow = kinds[:, FULL] * (self.filled - ends + kinds @ last)
-        begin = jnp.maximum(some - follow, 0.0)
-        with_s = kinds @ (share * times)
-        without_s = jnp.maximum((jnp.sum(share * times) - with_s) / none, TINY)
-        more = jnp.maximum(with_s / jnp.maximum(some, TINY) / without_s - 1.0, 0.0)
-        in_runs = kinds[:, FULL] * (self.filled + kinds @ last)
-        more *= in_runs / jnp.maximum(some, TINY)
-        chance = least = begin / (none + begin)
-        for _ in range(_NEWTON):
-            free = jnp.maximum(1.0 - chance, TINY)
-            off = chance - least * (1.0 + more * free**self.lanes)
-            chance -= off / (1.0 + least * more * self.lanes * free ** (self.lanes - 1.0))
-        chance = jnp.clip(chance, TINY, 1.0 - TINY)
-        beyond = begin * -jnp.expm1(self.lanes * jnp.log1p(-chance)) / chance - begin
-        return jnp.clip(1.0 - beyond / none, 0.0, 1.0)
+        divided = jnp.concatenate([self.chunks.divided, jnp.zeros(1), several, jnp.zeros(1)])
+        return Turns(self.lanes, FULL, self.filled, self.follows, divided)
 
     def varied(self, seconds: Float[AnyArray, " kinds"], alone_s: Scalar) -> Scalar:
         """Squared coefficient of variation of the times of steps with prompts.
