@@ -125,6 +125,17 @@ def test_a_bad_row_is_distrusted_and_does_little(runs, tmp_path):
     assert np.mean(others) < 2.0
 
 
+@pytest.mark.slow
+def test_a_broken_row_of_a_few_does_not_say_how_far_others_are_off(runs, outcome, tmp_path):
+    frame = pd.read_csv(runs)
+    frame.loc[0, ["ttft_mean", "e2e_mean"]] *= 20
+    path = tmp_path / "bad.csv"
+    frame.to_csv(path, index=False)
+    found = fit([path], base="none").fit.scatter["vllm dense"]
+    for metric, value in outcome.fit.scatter["vllm dense"].items():
+        assert found[metric] < value + 0.05
+
+
 def test_overloaded_rows_are_left_out_with_the_reason(runs, tmp_path):
     frame = pd.read_csv(runs)
     frame["n_success"], frame["n_failed"] = 1000, 0

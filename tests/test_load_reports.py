@@ -250,6 +250,30 @@ def test_a_sweep_of_vllm_has_a_row_for_each_run(tmp_path):
             vllm_bench.read(path)
 
 
+def vllm_bench_result(path, **fields):
+    result = json.loads((REPORTS / "vllm_bench.json").read_text())
+    path.write_text(json.dumps({**result, **fields}))
+    return vllm_bench.read(path)[0]
+
+
+def test_vllm_sends_all_requests_at_once_without_a_rate(tmp_path):
+    stage = vllm_bench_result(tmp_path / "result.json", request_rate="inf")
+    assert (stage.concurrency, stage.requests) == (100, 100)
+    assert stage.note == "no rate: all 100 requests are sent at once"
+    some = vllm_bench_result(tmp_path / "result.json", request_rate="inf", max_concurrency=16)
+    assert (some.concurrency, some.requests, some.note) == (16, 100, "")
+
+
+def test_a_bound_of_vllm_that_is_seldom_reached_leaves_the_rate(tmp_path):
+    """3.7 requests a second of 1.046 s are 3.9 under way: of at most 4 the bound decides."""
+    path = tmp_path / "result.json"
+    seldom = vllm_bench_result(path, max_concurrency=32)
+    assert (seldom.rate_rps, seldom.arrival, seldom.concurrency) == (4.0, "gamma", None)
+    held = vllm_bench_result(path, max_concurrency=4)
+    assert (held.rate_rps, held.arrival) == (3.7, "constant")
+    assert held.note == "max_concurrency held the rate back: it enters with the 3.7/s achieved"
+
+
 LOOKS = {
     "inference-perf": [["inference-perf"]],
     "guidellm": [["guidellm.json"], ["guidellm_strategies.json"]],

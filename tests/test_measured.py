@@ -181,8 +181,8 @@ def test_vllm_bench(tmp_path):
     path.write_text(json.dumps({**RESULT, "mean_e2el_ms": 1100.0, "request_rate": "inf"}))
     (stage,) = vllm_bench.read(path)
     assert (stage.rate_rps, stage.e2e_mean) == (3.7, 1.1)
-    assert stage.concurrency is None
-    assert "achieved" in stage.note
+    assert (stage.concurrency, stage.requests) == (100, 100)
+    assert "sent at once" in stage.note
     clients = {**RESULT, "request_rate": "inf", "max_concurrency": 8}
     path.write_text(json.dumps(clients))
     (stage,) = vllm_bench.read(path)

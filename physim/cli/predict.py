@@ -311,6 +311,9 @@ def _numbers(prediction: Prediction) -> list[tuple[str, str, RenderableType]]:
     capacity, whole = prediction.saturation_rps, prediction.whole
     use = prediction.requests_per_s / capacity
     served = f"{prediction.requests_per_s:.3g} of at most {capacity:.3g} req/s ({use:.0%})"
+    if use > 1.0:
+        above = f"above the saturation throughput of {capacity:.3g} req/s"
+        served = f"{prediction.requests_per_s:.3g} req/s, {above}"
     if prediction.timeline is not None:
         served = f"{prediction.requests_per_s:.3g} req/s, from the first to the last"
     rows: list[tuple[str, str, RenderableType]] = [

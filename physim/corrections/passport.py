@@ -8,13 +8,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from physim.corrections.fields import CORRECTIONS
 from physim.inputs.case import Case
 from physim.service.phases import DECODE
 from physim.service.server import Server
 
-# Corrections that hold on other GPUs and models, as they are called to users.
-_CARRIED = ", ".join(name for name, one in CORRECTIONS.items() if one.carries_over)
 _WORDS = {
     "version": "the engine's version",
     "kv_cache_dtype": "the KV cache's format",
@@ -136,7 +133,8 @@ def elsewhere(kinds: Sequence[MadeOn], case: Case) -> list[str]:
         lines.append(f"{here.engine}, and the fit's runs are of {nearest.engine}")
     if here.gpu != nearest.gpu:
         lines.append(
-            f"{here.gpu}, and the fit's runs are of {nearest.gpu}: only {_CARRIED} hold there"
+            f"{here.gpu}, and the fit's runs are of {nearest.gpu}: corrections of kernels hold "
+            "there only in part"
         )
     if here.family != nearest.family:
         lines.append(f"{here.model}, and the fit's runs are of {nearest.model}")

@@ -27,7 +27,7 @@ from physim.fitting.objective import Deviations, Problem, Vector
 from physim.fitting.observations import METRICS, Observed, groups, observe
 from physim.fitting.optimise import check_optimiser
 from physim.fitting.step_cycles import CLOCK_NAMES, Trace, alike, observe_served, observe_steps
-from physim.fitting.uncertainty import LEAST_SCATTER, unseen
+from physim.fitting.uncertainty import DISTRUST, LEAST_SCATTER, unseen
 from physim.inputs.case import Case
 from physim.inputs.load import Load
 from physim.measured.step_files import read_step_files
@@ -39,8 +39,6 @@ from physim.progress import told_in_notebooks
 if TYPE_CHECKING:
     import pandas as pd
 
-# From so many standard deviations of its campaign's noise on a row is distrusted.
-_DISTRUST = 3.0
 # Of requests of which only steps are known, tokens of an answer.
 _ANSWER = 256
 
@@ -293,7 +291,7 @@ def concluded(
         for place, one in enumerate(observed.rows)
         for column, metric in enumerate(METRICS)
         if known[place, column]
-        and abs(np.log1p(after[place, column] / 100)) > _DISTRUST * noise[place, column]
+        and abs(np.log1p(after[place, column] / 100)) > DISTRUST * noise[place, column]
     ]
     sources = list(dict.fromkeys(observed.sources))
     offsets = dict(zip(problem.tree.nodes, problem.offsets(parameters), strict=True))

@@ -15,6 +15,10 @@ from physim.fitting.observations import METRICS, Observed, groups
 
 # The least scatter: repeated runs of one experiment differ by so much.
 LEAST_SCATTER = 0.005
+# From so many standard deviations of its campaign's noise on a row is distrusted. Of fewer than so
+# many rows nine of ten are all, so that a distrusted one would say how wide intervals are: of up to
+# a fifth of them it does not.
+DISTRUST, _ALL_COUNT, _MOST_DISTRUSTED = 3.0, 20, 0.2
 # With fewer, one that is left out leaves too little to say how far off it is.
 _LEAST_EXPERIMENTS = 3
 # What may be new; of kinds of which there are more, not each can be left out in turn.
@@ -64,12 +68,33 @@ def unseen(problem: Problem, parameters: Vector, observed: Observed) -> dict[str
     images, models = groups(observed.rows, "image"), groups(observed.rows, "model")
     units = np.array([f"{image}, {model}" for image, model in zip(images, models, strict=True)])
     scatters: dict[str, Scatter] = {}
+    trusted = _trusted(problem, fit.found, np.where(weight > 0, populations, ""))
     for column, metric in enumerate(METRICS):
-        kept = fit.known[:, column] & (weight > 0)
+        kept = fit.known[:, column] & (weight > 0) & trusted
         own = scatter(found[kept, column], weight[kept], units[kept], populations[kept])
         for population, value in own.items():
             scatters[population] = {**scatters.get(population, {}), metric: value}
     return scatters
+
+
+def _trusted(
+    problem: Problem, found: Deviations, populations: Shaped[np.ndarray, " rows"]
+) -> Bool[np.ndarray, " rows"]:
+    """Which rows say how far unseen ones are off: all but the broken ones of a few.
+
+    Args:
+        problem: The problem.
+        found: The deviations at its solution.
+        populations: The population of each row.
+    """
+    shape = problem.stages.observed.shape
+    sizes, weights = (x[: np.prod(shape)].reshape(shape) for x in (found.sizes, found.weights))
+    broken = np.any((np.abs(sizes) > DISTRUST) & (weights > 0), axis=1)
+    for population in np.unique(populations):
+        own = populations == population
+        if np.sum(own) >= _ALL_COUNT or np.mean(broken[own]) > _MOST_DISTRUSTED:
+            broken[own] = False
+    return ~broken
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 # Share of the tokens that were asked for below which outputs ended by themselves.
 _ENDED = 0.8
 # What few reports say.
-_RARE = ("cached_len_mean", "ttft_bins", "itl_bins", "e2e_bins")
+_RARE = ("requests", "cached_len_mean", "ttft_bins", "itl_bins", "e2e_bins")
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,7 @@ class StageReport:
         n_failed: Requests that were not.
         note: What was odd in the report, and what was made of it.
         concurrency: Clients that sent the next request when the last was answered; None for a rate.
+        requests: Requests that they sent; None where that is not known.
         output_len_std: Standard deviation of the tokens that were generated; None if not known.
         input_len_std: Standard deviation of the prompts; None if not known.
         burstiness: Shape of the times between ``gamma`` arrivals; None for others.
@@ -64,6 +65,7 @@ class StageReport:
     n_failed: int
     note: str = ""
     concurrency: float | None = None
+    requests: int | None = None
     output_len_std: float | None = None
     input_len_std: float | None = None
     burstiness: float | None = None

@@ -22,6 +22,8 @@ from physim.service.phases import decode_steps
 # stay in step, and of hardly any account beyond that.
 _GUESS = 0.1
 _SOURCE = "a result of vllm bench serve"
+# Share of its most requests that are under way from which on a bound holds a rate back.
+_HELD = 0.9
 # Of times that are not negative, the least that their mean is of their median: a half, but for
 # rounding.
 _LEAST_MEAN = 0.499
@@ -90,9 +92,10 @@ def read(path: Path, output_len: float | None = None) -> list[StageReport]:
     """The one stage of a result, or a stage for each of a sweep's summary.
 
     E2E is what was reported (``--percentile-metrics e2el``), or else follows from TTFT and TPOT.
-    Without a rate but with ``--max-concurrency`` it is one of clients; without either, or with
-    both, it enters with the rate that it achieved. Outputs are of one length if their mean is a
-    whole number and the result does not list them (``--save-detailed``).
+    Without a rate it is one of clients, ``--max-concurrency`` of them: without that either all
+    requests are sent at once, each by a client of its own. A rate that ``--max-concurrency`` held
+    back enters as what was achieved. Outputs are of one length if their mean is a whole number and
+    the result does not list them (``--save-detailed``).
 
     Args:
         path: The file.
@@ -115,32 +118,39 @@ def _stage(run: int, result: _Result, path: str, output_len: float | None) -> St
         raise InputError(f"{path}: completed", "no request was answered", "measure again")
     generated = output_len or result.total_output_tokens / completed
     achieved, rate, clients = result.request_throughput, result.request_rate, result.max_concurrency
-    paced = rate is not None and clients is None
-    streams = clients if rate is None else None
-    offered = rate if rate is not None and paced else achieved
     # Older versions do not say how many failed.
     failed = (
         (result.num_prompts or completed) - completed if result.failed is None else result.failed
     )
+    sent, e2e_s = completed + failed, _e2e_s(result, path, generated)
+    # By Little's law so many requests were under way; at the most that may be, a rate is none.
+    held = rate is not None and achieved * e2e_s > _HELD * (clients or math.inf)
+    paced = rate is not None and not held
+    streams = None if rate is not None else clients or sent
+    offered = rate if rate is not None and paced else achieved
     is_gamma = paced and result.burstiness != 1.0
     notes = [
-        "" if paced or streams else f"no open rate: it enters with the {achieved:.3g}/s achieved",
+        f"max_concurrency held the rate back: it enters with the {achieved:.3g}/s achieved"
+        if held
+        else "",
+        f"no rate: all {sent} requests are sent at once" if rate is None and not clients else "",
         cut_short(generated, result.random_output_len or 0.0),
     ]
     return StageReport(
         stage=run,
         rate_rps=offered,
-        duration_s=(completed + failed) / offered if paced else result.duration,
+        duration_s=sent / offered if paced else result.duration,
         arrival="gamma" if is_gamma else "poisson" if paced else "constant",
         burstiness=result.burstiness if is_gamma else None,
         input_len_mean=result.total_input_tokens / completed,
         output_len=generated,
         ttft_mean=result.mean_ttft_ms / 1e3,
-        e2e_mean=_e2e_s(result, path, generated),
+        e2e_mean=e2e_s,
         n_success=completed,
         n_failed=failed,
         note="; ".join(filter(None, notes)),
         concurrency=streams,
+        requests=sent if streams else None,
         output_len_std=_spread(result, generated),
         input_len_std=statistics.pstdev(result.input_lens) if result.input_lens else None,
         draft_acceptance=_acceptance(result),

@@ -205,13 +205,13 @@ def _(case, prediction, price):
 @app.cell
 def _(cost, deployment, drawings, load, model, prediction, price, problem):
     controls = [
-        mo.Html(element("h1", model)),
+        mo.Html(str(element("h1", model))),
         *deployment.elements.values(),
         *load.elements.values(),
         price,
     ]
     if prediction is None:
-        results: list[Any] = [mo.callout(mo.Html(element("p", problem)), kind="danger")]
+        results: list[Any] = [mo.callout(mo.Html(str(element("p", problem))), kind="danger")]
     else:
         warnings = [f"Beyond what was measured: {line}." for line in prediction.extrapolations]
         if prediction.saturated:
@@ -220,9 +220,9 @@ def _(cost, deployment, drawings, load, model, prediction, price, problem):
             name: mo.lazy(lambda draw=draw: figure_of(draw())) for name, draw in drawings.items()
         }
         results = [
-            *(mo.Html(element("p", line)) for line in [cost] if line),
+            *(mo.Html(str(element("p", line))) for line in [cost] if line),
             mo.Html(prediction._repr_html_()),
-            *(mo.callout(mo.Html(element("p", line)), kind="warn") for line in warnings),
+            *(mo.callout(mo.Html(str(element("p", line))), kind="warn") for line in warnings),
             mo.ui.tabs(tabs),
         ]
     sides = [

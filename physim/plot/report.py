@@ -184,7 +184,7 @@ def _load_found(prediction: Prediction) -> str:
     if not most:
         return f"{said}."
     share = prediction.requests_per_s / most
-    return f"{said}, at {share:.0%} of the {most:.3g} requests/s that can be served."
+    return f"{said}, at {share:.0%} of the saturation throughput of {most:.3g} requests/s."
 
 
 def _hardware_found(found: Elasticities) -> str:

@@ -184,9 +184,7 @@ def _prediction(
     }
     pool = PoolPrediction(
         case.server,
-        # With every slot taken a server may be slower than with some free (where all-reduces are
-        # slow, say); a load that is served then is no less within its capacity.
-        saturation_rps=max(unbounded.throughput, requests_per_s),
+        saturation_rps=unbounded.throughput,
         batch=state.batch,
         running=state.running,
         kv_use=state.kv_use,
@@ -247,7 +245,7 @@ def _lost_when_full(load: Load, state: SteadyState, unbounded: SteadyState) -> l
     if not kept_up or state.throughput < _LOST_WHEN_FULL * unbounded.throughput:
         return []
     return [
-        f"with all slots taken the server completes {unbounded.throughput:.3g} req/s, fewer than "
+        f"once requests queue, the server completes {unbounded.throughput:.3g} req/s, fewer than "
         "arrive: a queue that a burst leaves may stay until fewer requests arrive"
     ]
 
