@@ -200,7 +200,8 @@ def _coming(
         lanes: Batches that share out a pipeline's requests.
         separate: Whether prompts have steps of their own.
     """
-    chunks = Chunks.in_room(demand.parts * occupancy.scale, occupancy.room, limits.stages)
+    parts = demand.parts * occupancy.scale
+    chunks = Chunks.in_room(parts, occupancy.room, limits.stages, in_runs=separate)
     ranks, arrivals, ahead = limits.ranks, occupancy.prompts, chunks.number - 1.0
     room = occupancy.room * limits.stages
     if not separate:

@@ -67,7 +67,11 @@ class Chunks(NamedTuple):
 
     @classmethod
     def in_room(
-        cls, prompts: Float[AnyArray, " parts"], room: Scalar, stages: Number = 1
+        cls,
+        prompts: Float[AnyArray, " parts"],
+        room: Scalar,
+        stages: Number = 1,
+        in_runs: bool = False,
     ) -> Chunks:
         """The chunks of prompts.
 
@@ -75,15 +79,18 @@ class Chunks(NamedTuple):
             prompts: Tokens of the parts of all prompts.
             room: Tokens that a step has room for.
             stages: Stages of a pipeline, each with a batch of its own under way.
+            in_runs: Whether prompts follow each other there, which share the time in which it fills
+                and empties: two of them, about.
         """
         ahead = jnp.maximum(jnp.ceil(prompts / room - SMALL) - 1.0, 0.0)
         full, before = ahead / stages, ahead * room
+        beyond = jnp.maximum(ahead - (stages - 1.0) / 2, 0.0) / stages if in_runs else full
         last = jnp.maximum(prompts - before, 1.0)
         columns = jnp.stack([full, before, last, last**2, last * before, ahead > 0.0])
         groups = jnp.matmul(columns, MEANS.T, precision=jax.lax.Precision.HIGHEST)
         pairs = jnp.sum(PARTS * full * (ahead - 1.0)) / 2 * room
         return cls(
-            number=1.0 + jnp.sum(PARTS * full),
+            number=1.0 + jnp.sum(PARTS * beyond),
             long=jnp.sum(PARTS * (ahead > 0.0)),
             full=groups[0],
             before=groups[1],

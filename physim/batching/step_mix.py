@@ -258,6 +258,8 @@ def _steps_apart(
         room: How far runs of prompts go on with those that come, from 0 to 1.
     """
     cv2, chunks = demand.burst_cv2, kinds.chunks
+    of_pipeline = jnp.where(limits.stages > 1, chunks.number, occupancy.chunks)
+    occupancy = replace(occupancy, chunks=of_pipeline)
     prefilling, decode = occupancy.prefilling, kinds.decode
     by_prompts = steps_by_prompts(kinds, limits)
     cycle = cycle_of(kinds, by_prompts, demand, limits, occupancy, room)
