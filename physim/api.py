@@ -98,8 +98,8 @@ def predict_trace(
         trace: A trace of requests; see `physim.replay.workload.read_trace`.
         timeout_s: Time after which clients give up; None for never.
         fit: Name or path of a fit, ``default`` or ``none``.
-        method: ``replay``, request by request, or ``fluid``, which takes seconds whatever the
-            trace, and for turns that wait for answers is refused.
+        method: ``replay``, request by request, or ``fluid``, which follows the trace's mean load
+            minute by minute, and for turns that wait for answers is refused.
         **options: GPU and deployment; see `ServerOptions`.
 
     Raises:

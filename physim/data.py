@@ -22,7 +22,7 @@ _ANOTHER_FOLDER = "choose a folder that can be written to"
 FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
-def paths_of(names: str | Path | Iterable[str | Path], what: str) -> list[Path]:
+def paths_of(names: str | Path | Iterable[Any], what: str) -> list[Path]:
     """Paths of files: of one that is named by itself, or of some.
 
     Args:
@@ -32,10 +32,16 @@ def paths_of(names: str | Path | Iterable[str | Path], what: str) -> list[Path]:
     Raises:
         InputError: There are none.
     """
-    found = [Path(name) for name in ([names] if isinstance(names, str | Path) else names)]
-    if not found:
+    every = [names] if isinstance(names, str | Path) else list(names)
+    if not every:
         raise InputError(what, "are none", "name some")
-    return found
+    for name in every:
+        if not isinstance(name, str | Path):
+            kind = type(name).__name__
+            raise InputError(
+                what, f"has a {kind}, which is no path", "write it to a file, name that"
+            )
+    return [Path(name) for name in every]
 
 
 def folder(name: str) -> Path:

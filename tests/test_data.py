@@ -390,3 +390,8 @@ def test_rows_that_many_append_are_all_there(tmp_path):
         list(pool.map(append, range(40)))
     assert sorted(pd.read_csv(path)["experiment"]) == sorted(f"run {n}" for n in range(40))
     assert [path.name for path in tmp_path.iterdir()] == ["runs.csv"]
+
+
+def test_files_are_named_by_paths():
+    with pytest.raises(InputError, match="tables: has a dict, which is no path"):
+        data.paths_of([{}], "tables")

@@ -146,3 +146,16 @@ def test_a_report_is_read_with_the_lengths_of_its_trace(tmp_path, monkeypatch):
     complaint = "vllm_bench_detailed.json, stage 0: input_len_mean: 512 is not the mean of lengths"
     with pytest.raises(InputError, match=complaint):
         physim.read_report("vllm-bench", report, lengths=AZURE, **about)
+
+
+@pytest.mark.parametrize(
+    ("apart", "said"),
+    [(10_000.0, "come 1e+04 s apart"), (0.0001, "times what is served at most"), (0.5, None)],
+)
+def test_a_trace_in_another_unit_is_noted(tmp_path, apart, said):
+    path = tmp_path / "trace.csv"
+    rows = "".join(f"{apart * place:.6f},500,50\n" for place in range(40))
+    path.write_text("arrival_s,input_tokens,output_tokens\n" + rows)
+    found = physim.predict_trace("Qwen/Qwen3-8B", path, gpu="h100_sxm", fit="none")
+    notes = [note for note in found.assumptions if "arrival_s holds seconds" in note]
+    assert [said in note for note in notes] == ([True] if said else [])

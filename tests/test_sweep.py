@@ -219,3 +219,12 @@ def test_names_that_a_grid_does_not_take(tmp_path, line, complaint):
     path.write_text(f"{GRID}{line}\n")
     with pytest.raises(InputError, match=complaint):
         CaseGrid.read(path)
+
+
+def test_a_grid_asks_for_lists():
+    for axes, said in (
+        ({"model": "Qwen/Qwen3-8B"}, r"write \['Qwen/Qwen3-8B'\]"),
+        ({"model": ["Qwen/Qwen3-8B"], "input_tokens": 1000}, r"input_tokens: 1000 is no list"),
+    ):
+        with pytest.raises(InputError, match=said):
+            CaseGrid(axes)

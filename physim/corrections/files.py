@@ -179,7 +179,7 @@ class Fit:
             content["evidence"] = _told(self.evidence)
         return content
 
-    def write(self, path: Path) -> None:
+    def write(self, path: str | Path) -> None:
         """Writes the fit; the file appears whole or not at all.
 
         Raises:
@@ -198,7 +198,7 @@ class Fit:
             text,
             flags=re.M,
         )
-        with data.replacing(path) as temporary:
+        with data.replacing(Path(path)) as temporary:
             temporary.write_text(text + "\n", encoding="utf-8")
 
     def __repr__(self) -> str:

@@ -20,6 +20,10 @@ from physim.replay.outcome import Replayed
 from physim.replay.workload import Workload, read_trace
 from physim.service.phases import DECODE
 
+# From so many times what is served on, or times between requests over what one takes, those of a
+# trace are likely in another unit.
+_ODD = 100
+
 
 def replay_trace(
     case: Case, trace: Path, corrections: Corrections, fit: str, timeout_s: float | None
@@ -29,8 +33,29 @@ def replay_trace(
     result = replay_of(workload, case, corrections, timeout_s)
     servers = case.service.pools[0].replicas
     alike = predict_cases([case.under(_stand_in(result, servers))], [corrections], fit)[0]
+    found = prediction_of(alike, result, [])
+    notes = (*found.assumptions, *_odd_times(result, found))
     # Its requests are as they are in the trace.
-    return dataclasses.replace(prediction_of(alike, result, []), load=None, scenario=case.taken)
+    return dataclasses.replace(found, load=None, scenario=case.taken, assumptions=notes)
+
+
+def _odd_times(result: Replayed, found: Prediction) -> list[str]:
+    """What to look at where a trace's times seem to be in another unit."""
+    times = [request.arrival_s for request in result.requests]
+    apart_s = (times[-1] - times[0]) / max(len(times) - 1, 1)
+    units = "arrival_s holds seconds, and timestamp milliseconds"
+    if apart_s * found.saturation_rps < 1 / _ODD:
+        return (
+            [
+                f"the trace asks for {1 / (apart_s * found.saturation_rps):.0f} times what is "
+                f"served at most; {units}"
+            ]
+            if apart_s > 0
+            else []
+        )
+    if found.e2e_s is not None and apart_s > _ODD * found.e2e_s:
+        return [f"the trace's requests come {apart_s:.3g} s apart, mean; {units}"]
+    return []
 
 
 def recorded_workload(case: Case, trace: Path) -> Workload:

@@ -112,6 +112,16 @@ class CaseGrid:
             raise InputError(str(path), f"has {cases:.3g} cases", "give fewer values")
         return cls(axes)
 
+    def __post_init__(self) -> None:
+        """Refuses an option that has one value and no list of them.
+
+        Raises:
+            InputError: An option has none.
+        """
+        for name, values in self.axes.items():
+            if isinstance(values, str) or not isinstance(values, Sequence) or not values:
+                raise InputError(name, f"{values!r} is no list of values", f"write [{values!r}]")
+
     def __len__(self) -> int:
         return math.prod(len(values) for values in self.axes.values())
 

@@ -1,0 +1,5 @@
+"""``python -m physim`` is the command ``physim``."""
+
+from physim.cli import script
+
+script()
