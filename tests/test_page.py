@@ -232,6 +232,10 @@ def test_a_page_of_requests_whose_lengths_go_together(tmp_path):
         ({"rate": 4.0}, "rate: is varied by the page"),
         ({"pp": 2}, "option 'pp': is unknown; did you mean pps?"),
         ({"gpus": []}, "page: has nothing to show"),
+        (
+            {"gpus": ["h100_sxm"], "prices": {"a100_sxm": 1.5}},
+            "price of a100_sxm: is of no GPU of the page",
+        ),
     ],
 )
 def test_what_a_page_is_not_given(options, line):

@@ -153,6 +153,9 @@ def predicted(
         raise InputError("turns", "of conversations have no page", "leave them out")
     hourly = hourly_prices(prices)
     keys = [load_hardware(gpu).key for gpu in gpus]
+    for gpu in hourly:
+        if gpu not in keys:
+            raise InputError(f"price of {gpu}", "is of no GPU of the page", "add it to the GPUs")
     given: dict[str, Any] = {k: v for k, v in options.items() if v is not None}
     given = {"arrival": "poisson", **given}
     requests: RequestLengths | None = given.pop("lengths", None)
