@@ -107,6 +107,7 @@ def test_nearly_even_ones_before_another_against_draws(shape, time):
     assert before(*time, 1 / shape) == pytest.approx([number, until_end], rel=0.05, abs=off)
 
 
+@pytest.mark.slow
 @given(st.floats(0, 4), st.floats(0, 2), st.floats(0, 3), st.floats(0, 2))
 @settings(max_examples=40, deadline=None)
 def test_what_came_before_has_finite_slopes(begins, varies, lasts, cv2):

@@ -187,6 +187,7 @@ def test_strong_bursts_make_prompts_wait_for_one_another(burstiness):
 
 
 # The last: 111 ms apart, with steps of 15 ms and prompts of 89, which half of the next ones meet.
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("engine", "tokens", "rate"),
     [("vllm", 786, 6.0), ("sglang", 786, 20.0), ("trtllm", 6000, 2.0), ("vllm", 3000, 9.0)],

@@ -124,7 +124,7 @@ def test_evaluate_writes_the_documented_json(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "key"),
     [
-        (["evaluate", "--data", "RUNS"], "summary"),
+        pytest.param(["evaluate", "--data", "RUNS"], "summary", marks=pytest.mark.slow),
         (["show", "models"], "models"),
         (["show", "gpus"], None),
         (["show", "fits"], None),
@@ -132,7 +132,11 @@ def test_evaluate_writes_the_documented_json(tmp_path):
         (["show", "fit", "public-2026-11"], "scatter"),
         (["grids", "show", "h100_sxm"], "tables"),
         (["grids", "show", "h100_sxm", "gemm_bfloat16", "--at", "k=4096"], "efficiency"),
-        (["table", *LENGTHS, "--rate", "4", "--cached", "560"], "coefficients"),
+        pytest.param(
+            ["table", *LENGTHS, "--rate", "4", "--cached", "560"],
+            "coefficients",
+            marks=pytest.mark.slow,
+        ),
         (["table", "--models", "MODELS", "--gpus", "h100_sxm"], None),
     ],
 )

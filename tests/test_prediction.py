@@ -714,6 +714,7 @@ def test_corrections_are_of_all_cases_or_of_each():
         physim.predict_cases([case, case], [physim.Corrections()])
 
 
+@pytest.mark.slow
 def test_a_load_that_all_give_up_on_has_no_latencies():
     case = {"gpu": "h100_sxm", "rate": 1.0, "requests": 20, "timeout_s": 0.01, "fit": "none"}
     with pytest.raises(InputError, match="no request that is completed"):

@@ -247,6 +247,7 @@ def test_what_has_little_to_do_is_a_program_until_it_is_called_often(folder, mon
     assert float(again(x)["sum"]) == first
 
 
+@pytest.mark.slow
 def test_what_has_much_to_do_is_compiled_at_once(folder):
     def much(x):
         return jnp.sum(jnp.sin(x[:, None] * jnp.arange(1e5)))

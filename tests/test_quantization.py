@@ -261,6 +261,7 @@ def test_fp8_cache(fields):
     assert Quantization(quantized(**fields), 4, "c").kv_cache_dtype == "fp8"
 
 
+@pytest.mark.slow
 def test_weights_that_become_fp8_as_the_server_starts():
     plain, small = load_model("Qwen/Qwen3-8B"), load_model("Qwen/Qwen3-8B", quantization="fp8")
     assert (plain.quantized_to, plain.note) == ("", "")

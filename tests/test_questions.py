@@ -450,6 +450,7 @@ def test_a_case_where_several_are_compared():
         check_lists(models=case)
 
 
+@pytest.mark.slow
 def test_the_rate_of_clients_who_become_an_open_loop():
     # Nothing of theirs is left: neither the requests and the warm-up, nor even arrivals.
     lengths = {"input_tokens": 2000, "output_tokens": 100, "gpu": "h100_sxm"}

@@ -255,6 +255,7 @@ def test_peakedness_of_equal_lengths_is_no_less_than_none():
     assert float(peakedness(0.0, 1.0000001)) == 0.0
 
 
+@pytest.mark.slow
 def test_requests_that_fit_into_graphs_find_slots_free():
     # 1,024 slots, and CUDA graphs of 512 requests: a step beyond takes four times as long. On a
     # straight line from these few requests to all slots, half of them waited for a slot.

@@ -506,6 +506,7 @@ def test_the_output_of_a_step_is_of_the_requests_that_it_gives_tokens():
     assert out_ms(prompts_apart=True) == [[1010, 6010], [3010, 5020]]
 
 
+@pytest.mark.slow
 def test_more_requests_decode_than_a_step_has_tokens_for_prompts():
     case = {"gpu": "h100_sxm", "engine": "sglang", "max_num_batched_tokens": 64, "fit": "none"}
     case |= {"max_num_seqs": 256, "concurrency": 128, "requests": 256}

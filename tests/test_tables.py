@@ -108,6 +108,7 @@ def test_a_straight_step_is_looked_up_exactly():
     assert table(500, 5000, 0, 0) == pytest.approx(table(100, 1000, 0, 0))
 
 
+@pytest.mark.slow
 def test_many_look_ups_are_as_one_after_another(table):
     where = Reach(128, 4096, 2048, 50_000).draw(500, seed=5)
     where[::7, 3] = -where[::7, 2] / 4
