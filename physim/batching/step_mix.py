@@ -216,7 +216,7 @@ def _steps_of_both(
             looks_at(arrivals / kinds.lanes, limits),
         ),
         adding_s=kinds.adding_s,
-        budget=_budget(kinds, limits),
+        budget=_budget(kinds, limits) / limits.stages,
         prefill_share=jnp.sum(share),
         own_rank=jnp.zeros_like(mean.interval),
         waiting=jnp.ones_like(mean.interval),

@@ -44,15 +44,9 @@ def _odd_times(result: Replayed, found: Prediction) -> list[str]:
     times = [request.arrival_s for request in result.requests]
     apart_s = (times[-1] - times[0]) / max(len(times) - 1, 1)
     units = "arrival_s holds seconds, and timestamp milliseconds"
-    if apart_s * found.saturation_rps < 1 / _ODD:
-        return (
-            [
-                f"the trace asks for {1 / (apart_s * found.saturation_rps):.0f} times what is "
-                f"served at most; {units}"
-            ]
-            if apart_s > 0
-            else []
-        )
+    asked = 1 / (apart_s * found.saturation_rps) if apart_s > 0 else 0.0
+    if asked > _ODD:
+        return [f"the trace asks for {asked:.0f} times what is served at most; {units}"]
     if found.e2e_s is not None and apart_s > _ODD * found.e2e_s:
         return [f"the trace's requests come {apart_s:.3g} s apart, mean; {units}"]
     return []
