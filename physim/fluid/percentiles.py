@@ -397,12 +397,18 @@ def gaps(
     normal = standard_normal((points[:, _NEXT] + points[:, _FOUND]) % 1.0)
     alone = local.decode_only * jnp.maximum(1 + chances.now * normal, _LEAST_OF_MEAN)
     more = jnp.maximum(mean - local.decode_only, 0.0)
-    share = local.kind_share.at[FULL].divide(local.held)
+    # In a pipeline those longer ones are fewer that come after turns without prompts.
+    first = 1.0 - jnp.sum(local.kind_share)
+    fewer = first / local.held + 1.0 - first
+    share = local.kind_share.at[FULL].multiply(fewer)
     least = local.prefill_share - (local.kind_share - share)[FULL]
     met = jnp.clip(more / jnp.maximum(chances.most * local.longer, TINY), least, 1.0)
-    ends, added = jnp.cumsum(share), _added_by_kind(local).at[0, FULL].multiply(local.held)
-    of_kind = of_kinds_at(points[:, _PHASE] / met, ends[:-1] / ends[-1], added)
-    drawn_s = _added_s(local, of_kind, points[:, _NEXT])
+    ends, held = jnp.cumsum(share), jnp.ones_like(share).at[FULL].set(local.held)
+    rows = jnp.concatenate([_added_by_kind(local), held[None]])
+    *of_kind, times = of_kinds_at(points[:, _PHASE] / met, ends[:-1] / ends[-1], rows)
+    drawn_s = _added_s(local, jnp.stack(of_kind), points[:, _NEXT])
+    is_first = (points[:, _BEFORE] + points[:, _PACE]) % 1.0 < first / local.held / fewer
+    drawn_s *= jnp.where(is_first, times, 1.0)
     waits = points[:, _BESIDE] / jnp.maximum(local.own_rank, TINY)
     further_steps = jnp.where(waits < 1.0, _steps_beyond_first(local, waits), 0.0)
     mean_s = jnp.sum(local.kind_share * local.kind_more) / ends[-1]
