@@ -30,7 +30,7 @@ def paths_of(names: str | Path | Iterable[Any], what: str) -> list[Path]:
         what: What they are, for the message.
 
     Raises:
-        InputError: There are none.
+        InputError: There are none, or one is no path.
     """
     every = [names] if isinstance(names, str | Path) else list(names)
     if not every:

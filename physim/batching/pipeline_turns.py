@@ -62,7 +62,9 @@ class Turns(NamedTuple):
         before = np.tri(count, k=-1, dtype=bool).T
         longer = (times > times[:, None]) | ((times == times[:, None]) & before)
         as_long = longer | np.eye(count, dtype=bool)
-        at_most, below = (self._without(x, times, share) for x in (longer, as_long))
+        at_most, below = jnp.split(
+            self._without(jnp.concatenate([longer, as_long]), times, share), 2
+        )
         return jnp.where(longer.T, 0.0, at_most) - jnp.where(as_long.T, 0.0, below)
 
     def _without(

@@ -16,7 +16,7 @@ from pydantic import Field
 
 from physim import data
 from physim.errors import InputError
-from physim.measured.stage_report import StageReport, cut_short
+from physim.measured.stage_report import StageReport, cut_short, held_back
 from physim.records import (
     Count,
     Document,
@@ -36,8 +36,6 @@ _ARRIVALS = {"constant": "constant", "poisson": "poisson", "gamma": "gamma"}
 _CLIENTS = "concurrency"
 # Squared coefficient of variation of gaps from which on arrivals are nearer to Poisson's than even.
 _SCATTERED = 0.5
-# Share of the most requests under way from which on the load generator holds others back.
-_HELD = 0.9
 
 
 class _Milliseconds(Document):
@@ -181,7 +179,7 @@ def _of_summary(path: Path, output_len: float | None) -> StageReport:
     # AIPerf takes a bound on requests under way beside a rate; at that bound the rate is none.
     bound = phase.concurrency if phase is not None else None
     latency_s = report.request_latency.avg / 1e3
-    if paced and bound is not None and achieved * latency_s > _HELD * bound:
+    if paced and held_back(achieved, latency_s, bound):
         paced = False
     clients = bound or 1 if phase is not None and phase.type == _CLIENTS else None
     rate = phase.rate if paced and phase is not None and phase.rate is not None else achieved

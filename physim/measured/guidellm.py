@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Annotated
 
 from pydantic import Field, model_validator
 
-from physim.measured.stage_report import StageReport, cut_short
+from physim.measured.stage_report import StageReport, cut_short, held_back
 from physim.records import (
     Count,
     Document,
@@ -19,9 +18,6 @@ from physim.records import (
     disagreement,
     read_document,
 )
-
-# Share of the most requests under way from which on the load generator holds others back.
-_HELD = 0.9
 
 
 class _Strategy(Document):
@@ -131,8 +127,7 @@ def _stage(
     clients = {"synchronous": 1, "concurrent": strategy.streams}.get(kind)
     latency, prompts = metrics.request_latency.successful.mean, metrics.prompt_token_count
     outputs = metrics.output_token_count.successful
-    # By Little's law so many requests were under way; at the most that may be, a rate is none.
-    held = achieved * latency > _HELD * (strategy.max_concurrency or math.inf)
+    held = held_back(achieved, latency, strategy.max_concurrency)
     rate = strategy.rate if kind in ("constant", "poisson") and not held else None
     notes = [
         ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 
 # Share of the tokens that were asked for below which outputs ended by themselves.
 _ENDED = 0.8
+# Share of the most requests that may be under way, from which on these hold a rate back.
+_HELD = 0.9
 # What few reports say.
 _RARE = ("requests", "cached_len_mean", "ttft_bins", "itl_bins", "e2e_bins")
 
@@ -74,6 +77,19 @@ class StageReport:
     ttft_bins: str | None = None
     itl_bins: str | None = None
     e2e_bins: str | None = None
+
+
+def held_back(achieved_rps: float, latency_s: float, bound: float | None) -> bool:
+    """Whether a bound on the requests under way held a rate back.
+
+    By Little's law the achieved rate times a request's latency were under way, mean.
+
+    Args:
+        achieved_rps: Requests per second that were answered.
+        latency_s: Mean time of a request, seconds.
+        bound: Most requests under way; None or 0 for any number.
+    """
+    return achieved_rps * latency_s > _HELD * (bound or math.inf)
 
 
 def cut_short(generated: float, asked: float) -> str:

@@ -14,7 +14,7 @@ from pydantic import AliasChoices, BeforeValidator, Field, model_validator
 
 from physim import data
 from physim.errors import InputError
-from physim.measured.stage_report import StageReport, cut_short
+from physim.measured.stage_report import StageReport, cut_short, held_back
 from physim.records import Count, Document, Positive, Spread, Whole, checked, disagreement
 from physim.service.phases import decode_steps
 
@@ -22,8 +22,6 @@ from physim.service.phases import decode_steps
 # stay in step, and of hardly any account beyond that.
 _GUESS = 0.1
 _SOURCE = "a result of vllm bench serve"
-# Share of its most requests that are under way from which on a bound holds a rate back.
-_HELD = 0.9
 # Of times that are not negative, the least that their mean is of their median: a half, but for
 # rounding.
 _LEAST_MEAN = 0.499
@@ -123,8 +121,7 @@ def _stage(run: int, result: _Result, path: str, output_len: float | None) -> St
         (result.num_prompts or completed) - completed if result.failed is None else result.failed
     )
     sent, e2e_s = completed + failed, _e2e_s(result, path, generated)
-    # By Little's law so many requests were under way; at the most that may be, a rate is none.
-    held = rate is not None and achieved * e2e_s > _HELD * (clients or math.inf)
+    held = rate is not None and held_back(achieved, e2e_s, clients)
     paced = rate is not None and not held
     streams = None if rate is not None else clients or sent
     offered = rate if rate is not None and paced else achieved

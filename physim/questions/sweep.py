@@ -119,7 +119,7 @@ class CaseGrid:
             InputError: An option has none.
         """
         for name, values in self.axes.items():
-            if isinstance(values, str) or not isinstance(values, Sequence) or not values:
+            if isinstance(values, str) or not hasattr(values, "__len__") or not len(values):
                 raise InputError(name, f"{values!r} is no list of values", f"write [{values!r}]")
 
     def __len__(self) -> int:
