@@ -47,7 +47,13 @@ SERVERS: dict[str, tuple[dict[str, Any], ...]] = {
     "google/gemma-3-27b-it": ({"gpu": "h100_sxm", "tp": 2}, {"gpu": "gb200"}),
 }
 LOADS: tuple[dict[str, Any], ...] = (
-    {"rate": 2.0, "input_tokens": 786, "output_tokens": 251, "cached_tokens": 770},
+    {
+        "rate": 2.0,
+        "arrival": "constant",
+        "input_tokens": 786,
+        "output_tokens": 251,
+        "cached_tokens": 770,
+    },
     {"concurrency": 48, "input_tokens": 1000, "output_tokens": 200},
     {
         "rate": 1.0,

@@ -203,8 +203,8 @@ def test_evenly_spaced_requests_do_not_wait_for_one_another(engine, tokens, rate
 
 def test_a_prompt_waits_for_the_rest_of_a_step_and_for_the_next():
     # Steps of 7.2 ms whenever a request comes, half a second after the one before.
-    case = {"gpu": "h100_sxm", "tp": 2, "fit": "none"}
-    found = physim.predict("Qwen/Qwen3-14B", **case, input_tokens=786, output_tokens=251, rate=2.0)
+    case = {"gpu": "h100_sxm", "tp": 2, "fit": "none", "rate": 2.0, "arrival": "constant"}
+    found = physim.predict("Qwen/Qwen3-14B", **case, input_tokens=786, output_tokens=251)
     ttft, step_s = found.whole.latencies["ttft"], found.whole.latencies["itl"]["p50"]
     assert ttft["p99"] - ttft["p50"] == pytest.approx(0.49 * step_s, rel=0.03)
     assert found.ttft_parts_s["scheduling"] == pytest.approx(1.5 * step_s, rel=0.03)

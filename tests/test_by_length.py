@@ -69,6 +69,7 @@ def test_prompts_of_one_length_are_one_group():
 @pytest.mark.parametrize("method", ["fluid", "replay"])
 def test_a_prompt_counts_with_its_cached_part(method):
     load = {"rate": 6, "input_tokens": 786, "cached_tokens": 770, "output_tokens": 20}
+    load |= {"arrival": "constant"}
     found = physim.predict(MODEL, **ENGINE, **load, method=method)
     (alone,) = found.by_length()
     assert alone.least_tokens == alone.most_tokens == 786

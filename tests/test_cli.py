@@ -213,7 +213,7 @@ def test_version_and_help():
     assert "For example" in physim("predict", "--help").stdout
     # Square brackets in a help text would be read as a style.
     wide = CliRunner().invoke(app, ["recommend", "--help"], env={"COLUMNS": "160"}).stdout
-    assert "scaled to --rate. (default: poisson)" in wide
+    assert "scaled to --rate. [default: poisson]" in wide
 
 
 def test_the_shell_completes_names():

@@ -59,6 +59,7 @@ def test_a_row(tmp_path):
         "Qwen/Qwen3-8B",
         gpu="h100_sxm",
         stages=[(2, 600)],
+        arrival="constant",
         input_tokens=575,
         output_tokens=248,
         cached_tokens=560,

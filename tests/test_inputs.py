@@ -643,7 +643,11 @@ def test_what_memory_is_for_adds_up():
 @pytest.mark.parametrize(
     ("load", "words"),
     [
-        ({"rate": 6.5}, "--num-prompts 1000 --request-rate 6.5 --burstiness 1000"),
+        ({"rate": 6.5}, "--num-prompts 1000 --request-rate 6.5 --burstiness 1"),
+        (
+            {"rate": 6.5, "arrival": "constant"},
+            "--num-prompts 1000 --request-rate 6.5 --burstiness 1000",
+        ),
         (
             {"rate": 6, "arrival": "gamma", "burstiness": 0.3, "requests": 40},
             "--num-prompts 40 --request-rate 6 --burstiness 0.3",
@@ -677,7 +681,7 @@ def test_the_command_of_a_load_of_prefixes():
         "vllm bench serve --model Qwen/Qwen3-8B --dataset-name prefix_repetition --ignore-eos "
         "--prefix-repetition-prefix-len 160 --prefix-repetition-suffix-len 340 "
         "--prefix-repetition-output-len 100 --prefix-repetition-num-prefixes 9 "
-        "--num-prompts 1000 --request-rate 6 --burstiness 1000"
+        "--num-prompts 1000 --request-rate 6 --burstiness 1"
     )
 
 

@@ -296,7 +296,7 @@ def test_a_prediction_is_shown(run, monkeypatch, place, model, prediction):
     named, lacks = checkpoint_of(str(model))
     assert (code, err) == (0, f"physim: note: {printable(lacks)}\n" if lacks else "")
     lines = out.splitlines()
-    assert lines[0].startswith(f"{printable(model)} on 1 x {SHOWN}, 6 req/s constant")
+    assert lines[0].startswith(f"{printable(model)} on 1 x {SHOWN}, 6 req/s, Poisson arrivals")
     assert lines[0].endswith(f"fit: {SHOWN}")
     assert f"Assumed, as not given: a {SHOWN}." in lines
     assert f"Note: a {SHOWN}." in lines

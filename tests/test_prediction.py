@@ -294,7 +294,12 @@ def test_a_prediction_in_a_notebook():
         "Qwen/Qwen3-14B", gpu="h100_sxm", rate=6, input_tokens=786, output_tokens=251
     )
     page = served._repr_html_()
-    for text in ("6 req/s constant", f"<td>{1e3 * served.itl_s:.4g}</td>", "<td>mlp</td>", "p99"):
+    for text in (
+        "6 req/s, Poisson arrivals",
+        f"<td>{1e3 * served.itl_s:.4g}</td>",
+        "<td>mlp</td>",
+        "p99",
+    ):
         assert text in page
     flooded = physim.predict(
         "Qwen/Qwen3-14B", gpu="h100_sxm", rate=1e5, input_tokens=786, output_tokens=251
@@ -538,7 +543,7 @@ def test_what_is_no_number_does_not_leave():
         "Qwen/Qwen3-8B", gpu="h100_sxm", rate=2, input_tokens=500, output_tokens=100
     )
     with pytest.raises(
-        InputError, match="Qwen3-8B on 1 x h100_sxm, 2 req/s constant: the model finds"
+        InputError, match="Qwen3-8B on 1 x h100_sxm, 2 req/s, Poisson arrivals: the model finds"
     ):
         physim.predict_cases([case], Corrections(gemm_memory=math.nan))
 
@@ -548,7 +553,7 @@ def test_what_is_no_number_does_not_leave():
     [
         ({"rate": 1e-300}, "rate: 1e-300 is not between 1e-09 and 1e"),
         ({"stages": [(1e300, 10)]}, "stage: rate: 1e.300 is not between"),
-        ({"concurrency": 4, "arrival": "poisson"}, "arrival: has no meaning for clients"),
+        ({"concurrency": 4, "arrival": "constant"}, "arrival: has no meaning for clients"),
         ({"concurrency": 4, "burstiness": 0.5}, "arrival: has no meaning for clients"),
     ],
 )
@@ -652,7 +657,7 @@ def test_what_was_not_said_of_a_scenario_is_listed():
     plain = physim.Case.from_options("Qwen/Qwen3-8B", gpu="h100_sxm", **load)
     said = {"engine": "vllm", "engine_version": "0.15.1", "max_num_seqs": 64}
     said |= {"max_num_batched_tokens": 2048, "max_model_len": 4096, "sampling": "greedy"}
-    load |= {"arrival": "poisson", "cached_tokens": 100}
+    load |= {"arrival": "gamma", "cached_tokens": 100}
     other = physim.Case.from_options("Qwen/Qwen3-8B", gpu="h100_sxm", **said, **load)
     one, two = physim.predict_cases([plain, other], Corrections())
     sizes = plain.server.sizes
@@ -665,7 +670,7 @@ def test_what_was_not_said_of_a_scenario_is_listed():
         "no prompt tokens cached",
         "prompts of one length",
         "outputs of one length",
-        "evenly spaced arrivals",
+        "Poisson arrivals",
     )
     assert two.scenario == ("prompts of one length", "outputs of one length")
     assert two.to_dict()["scenario"] == list(two.scenario)

@@ -128,7 +128,7 @@ def test_fits_and_evaluations_take_a_runs_lengths(tmp_path):
 def evaluated_load():
     """The load of the only stage, from an idle server on."""
     lengths = physim.RequestLengths.read(AZURE)
-    return physim.Load.of_requests(lengths, stages=(physim.Stage(1.0, 60.0),))
+    return physim.Load.of_requests(lengths, stages=(physim.Stage(1.0, 60.0),), arrival="constant")
 
 
 def test_a_report_is_read_with_the_lengths_of_its_trace(tmp_path, monkeypatch):

@@ -465,7 +465,7 @@ def test_a_request_that_never_fits_is_refused():
 
 
 def test_a_front_end_and_its_output_hold_nobody():
-    load = Load(50, 11, rate=0.5, requests=20)
+    load = Load(50, 11, rate=0.5, arrival="constant", requests=20)
     bare = synchronous(4, 512, 100)
     slow = dataclasses.replace(
         bare,

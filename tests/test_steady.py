@@ -54,7 +54,7 @@ def solve(model, load, **deployment):
 
 
 QWEN = "Qwen/Qwen3-14B"
-LOAD = Load(786, 251, rate=6, cached_tokens=770)
+LOAD = Load(786, 251, rate=6, arrival="constant", cached_tokens=770)
 
 
 def test_root_of_a_line_and_its_gradient():
@@ -125,7 +125,7 @@ def test_closed_loop_and_open_loop_agree():
     rate = float(closed.throughput)
     # But for a few steps' worth, since a prefill step is longer than the mean one.
     assert rate * closed.e2e == pytest.approx(20.0, rel=2e-3)
-    opened = solve(QWEN, Load(786, outputs, rate=rate, cached_tokens=770), tp=2)
+    opened = solve(QWEN, replace(LOAD, rate=rate, output_tokens=outputs), tp=2)
     # In an open loop more of them than clients may decode at once.
     assert opened.e2e == pytest.approx(float(closed.e2e), rel=3e-3)
 
@@ -206,7 +206,8 @@ def test_each_limit_binds():
     budget = solve(QWEN, Load(2000, 2, rate=1e4), max_num_seqs=64, max_num_batched_tokens=1024)
     assert budget.throughput * 2001 * budget.step.interval == pytest.approx(1024, rel=1e-6)
     # As many slots as the budget has tokens: with a prompt in each step some stay empty.
-    few = solve(QWEN, Load(100, 100, rate=1e4), max_num_seqs=128, max_num_batched_tokens=128)
+    load = Load(100, 100, rate=1e4, arrival="constant")
+    few = solve(QWEN, load, max_num_seqs=128, max_num_batched_tokens=128)
     assert few.batch == pytest.approx(128 * 99 / 199, rel=2e-3)
 
 

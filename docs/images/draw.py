@@ -106,7 +106,7 @@ def draw_attention_kinds():
 def draw_over_time():
     """A load above the saturation throughput for a minute."""
     stages = [(8, 120), (40, 60), (8, 240)]
-    busy = physim.predict(MODEL, stages=stages, arrival="poisson", **LOAD, **WHERE)
+    busy = physim.predict(MODEL, stages=stages, **LOAD, **WHERE)
     return plot.draw_timeline(busy)
 
 
@@ -116,7 +116,7 @@ def main():
         "overview": draw_overview(),
         **dict(draw_components()),
         "roofline": plot.draw_roofline(MODEL, **WHERE),
-        "steady_state": plot.draw_load(MODEL, rate=1, arrival="poisson", **LOAD, **WHERE),
+        "steady_state": plot.draw_load(MODEL, rate=1, **LOAD, **WHERE),
         "over_time": draw_over_time(),
         "attention_kinds": draw_attention_kinds(),
     }

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from physim.questions.capacity import Capacity
 
 
-@with_bundles(load=load_bundle(arrival="poisson"), engine={**LAYOUT, **ENGINE, **FLEET})
+@with_bundles(load=load_bundle(), engine={**LAYOUT, **ENGINE, **FLEET})
 def capacity(
     model: Model,
     gpu: Gpu,
@@ -71,6 +71,7 @@ def capacity(
 
 
 def _print_capacity(found: Capacity) -> None:
+    from physim.inputs.load import ARRIVALS
     from physim.questions.objectives import EACH
 
     console = stdout()
@@ -104,7 +105,7 @@ def _print_capacity(found: Capacity) -> None:
     console.print(
         f"{prediction.output_tokens_per_s:.0f} tokens/s; saturation throughput of the "
         f"server{'s' * (servers > 1)} {prediction.saturation_rps:.4g} requests/s "
-        f"({prediction.load.arrival} arrivals)"
+        f"({ARRIVALS[prediction.load.arrival]})"
     )
     if len(prediction.pools) > 1:
         console.print(prediction.describe_pools())

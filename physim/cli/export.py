@@ -34,7 +34,7 @@ SUBJECT: Mapping[str, CommandOption] = {
     "fit": annotated(FitName, "default"),
     "force": annotated(Force, False),
 }
-LOAD = load_bundle(arrival="poisson")
+LOAD = load_bundle()
 
 
 @app.command()

@@ -205,7 +205,7 @@ def _load(target: str | None) -> Load | None:
     for name in ("input_tokens", "output_tokens"):
         if name not in given:
             raise InputError("--target", f"has no {name.partition('_')[0]}", "add it")
-    return Load(**given, arrival="poisson")  # type: ignore[arg-type]
+    return Load(**given)  # type: ignore[arg-type]
 
 
 def _further(

@@ -49,37 +49,31 @@ ONE_RATE = {
 
 
 def beside_lengths(
-    arrival: str | None, told: str | None = None, left_out: Sequence[str] = ()
+    arrivals: str | None = None, left_out: Sequence[str] = ()
 ) -> Mapping[str, CommandOption]:
     """Options of a load but for how long requests are and how many come.
 
     Args:
-        arrival: How they come where nothing is said; None where the command decides.
-        told: What there is, where that is not all.
+        arrivals: What the command's help says of arrivals, where it does not take all.
         left_out: Options that the command does not take.
     """
-    own = replace(_DECLARED["arrival"], default=arrival)
-    if told is not None:
-        own = replace(own, help=told)
-    if arrival is None:
-        own = replace(own, kind=str | None, help=f"{own.help} (default: poisson)")
     names = [name for name in LOAD if name not in (*_LENGTHS, *_WAYS, *_OF_PREDICT, *left_out)]
-    return {**{name: LOAD[name] for name in names}, "arrival": shown(own)}
+    found = {name: LOAD[name] for name in names}
+    if arrivals is None:
+        return found
+    return {**found, "arrival": shown(replace(_DECLARED["arrival"], help=arrivals))}
 
 
-def load_bundle(
-    *ways: Mapping[str, CommandOption], arrival: str | None = "constant"
-) -> Mapping[str, CommandOption]:
+def load_bundle(*ways: Mapping[str, CommandOption]) -> Mapping[str, CommandOption]:
     """Options of a load.
 
     Args:
         *ways: Ways in which requests come: `RATE`, `CLIENTS`, `STAGES` or `ONE_RATE`.
-        arrival: How requests come where nothing is said; None where the command decides.
     """
     found = {name: LOAD[name] for name in _LENGTHS}
     for way in ways:
         found |= way
-    return {**found, **beside_lengths(arrival)}
+    return {**found, **beside_lengths()}
 
 
 def says_a_load(given: Mapping[str, Any]) -> bool:

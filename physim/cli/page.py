@@ -21,7 +21,7 @@ from physim.cli.subject_options import FitName, Model
 @with_bundles(
     load={
         "lengths": LOAD["lengths"],
-        **beside_lengths("poisson", "poisson, constant or gamma.", ("turns", "think_s")),
+        **beside_lengths("poisson, constant or gamma.", ("turns", "think_s")),
     },
     layouts=layout_lists(tps="1,2,4,8"),
     engine=ENGINE,

@@ -37,7 +37,7 @@ _OF_A_DAY = ("arrival", "burstiness")
 
 
 @with_bundles(
-    load=load_bundle(RATE, CLIENTS, WORKLOAD, arrival=None),
+    load=load_bundle(RATE, CLIENTS, WORKLOAD),
     layouts=layout_lists(default=None),
     engine=ENGINE,
 )

@@ -13,7 +13,7 @@ from physim.cli.comma_lists import ends_in, numbers_in
 from physim.cli.console import milliseconds, print_line, stdout, table_of
 from physim.cli.engine_options import ENGINE, LAYOUT
 from physim.cli.fleet_options import FLEET
-from physim.cli.load_options import LOAD, beside_lengths
+from physim.cli.load_options import LOAD
 from physim.cli.objective_options import Goodput, Slo
 from physim.cli.output_options import AsJson, Plot, print_json, writable, write
 from physim.cli.prices import Price, prices_in
@@ -26,12 +26,7 @@ if TYPE_CHECKING:
     from physim.questions.thresholds import Threshold
 
 _PANEL = "Scaling"
-_ARRIVALS = {
-    "arrival": beside_lengths("poisson")["arrival"],
-    "burstiness": LOAD["burstiness"],
-}
-
-
+_ARRIVALS = {name: LOAD[name] for name in ("arrival", "burstiness")}
 _ROUTER = {name: FLEET[name] for name in ("router", "router_age_s")}
 
 

@@ -51,8 +51,7 @@ class Subject:
         Args:
             model: A path of a ``config.json``, shipped name or hub id.
             fit: Name or path of a fit, ``default`` or ``none``.
-            **options: GPU, deployment and load without a rate; see `CaseOptions`. Arrivals are
-                ``poisson`` unless another kind is given.
+            **options: GPU, deployment and load without a rate; see `CaseOptions`.
 
         Raises:
             InputError: Some input cannot be used, a rate is given, or the steps of such a server
@@ -63,7 +62,7 @@ class Subject:
                 raise InputError(
                     name, "cannot be given: rates are shares of saturation throughput", "leave it"
                 )
-        options = {"arrival": "poisson", **options, "rate": 1.0}
+        options = {**options, "rate": 1.0}
         case = Case.from_options(model, **options)
         layout = case.server.parallelism
         for name in ("pp", "dp"):

@@ -319,7 +319,7 @@ def _loads(case: Case, about: Calibration) -> Iterator[Case]:
     for of_input, of_output in _LENGTHS:
         prompt, answer = round(load.mean_input * of_input), round(load.mean_output * of_output)
         if prompt >= 1 and answer >= 2 and prompt + answer <= most:
-            own = Load(rate=1e-3, input_tokens=prompt, output_tokens=answer, arrival="poisson")
+            own = Load(rate=1e-3, input_tokens=prompt, output_tokens=answer)
             shapes.append(replace(case, load=own))
     predictions = predict_cases(shapes, [about.corrections] * len(shapes))
     for shape, prediction in zip(shapes, predictions, strict=True):

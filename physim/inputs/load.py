@@ -34,7 +34,12 @@ from physim.inputs.turns import TurnSample, sample_turns
 from physim.options import named_options
 from physim.printable import shown_fields
 
-ARRIVALS = ("constant", "poisson", "gamma", "trace")
+ARRIVALS = {
+    "poisson": "Poisson arrivals",
+    "constant": "even arrivals",
+    "gamma": "gamma arrivals",
+    "trace": "recorded arrivals",
+}
 # Windows as long as a few steps, seconds; how many lives of requests stand for all, and how many
 # windows for what they share.
 _STEP_S, _LIVES, _WINDOWS = 0.3, 16, 64
@@ -59,8 +64,8 @@ class Load(LoadRequest):
         popularity: Which one: ``in-turn``, one after the other, over and over; or by chance, all
             alike for ``uniform``, and for ``zipf:EXPONENT`` the one of rank ``i`` in proportion to
             ``i ** -EXPONENT``.
-        arrival: ``constant`` for evenly spaced arrivals, ``poisson``, ``gamma``, or ``trace`` for
-            recorded ones, which ``dispersion`` holds; of clients it says nothing.
+        arrival: ``poisson`` for arrivals by chance, ``constant`` for evenly spaced ones, ``gamma``,
+            or ``trace`` for recorded ones, which ``dispersion`` holds; of clients it says nothing.
         burstiness: Shape of the gamma distribution of the times between arrivals: 1 is Poisson,
             less is burstier.
         stages: Rates that follow one another, instead of one rate without end.
@@ -134,7 +139,7 @@ class Load(LoadRequest):
             remedy = "say how many there are, or leave it out"
             raise InputError("popularity", "has no meaning for one prefix", remedy)
         self._check_recorded()
-        if self.concurrency is not None and (self.arrival != "constant" or self.burstiness != 1.0):
+        if self.concurrency is not None and (self.arrival != "poisson" or self.burstiness != 1.0):
             raise InputError(
                 "arrival",
                 "has no meaning for clients, who send when they are answered",
@@ -315,8 +320,10 @@ class Load(LoadRequest):
         """
         if self.dispersion is not None:
             return self._followed(_shared(self._lives()))
-        found = {"constant": 0.0, "poisson": 1.0, "gamma": 1 / self.burstiness}[self.arrival]
-        if not self.conversing or self.concurrency is not None:
+        if self.concurrency is not None:
+            return 0.0
+        found = {"poisson": 1.0, "constant": 0.0, "gamma": 1 / self.burstiness}[self.arrival]
+        if not self.conversing:
             return found
         # Of streams that are independent the dispersions add up: later turns come by chance.
         return 1.0 + (found - 1.0) / self.turn_sample.mean_turns
@@ -432,7 +439,6 @@ class Load(LoadRequest):
             warm_up_s=0.0,
             think_s=0.0,
             rate=rate,
-            arrival="poisson",
         )
 
     def staying(self) -> Load:
@@ -491,7 +497,7 @@ class Load(LoadRequest):
         rates = [stage.rate for stage in self.stages]
         if self.rate is not None:
             rates = [self.rate]
-        said = f"{', then '.join(f'{rate:g}' for rate in rates)} req/s {self.arrival}"
+        said = f"{', then '.join(f'{rate:g}' for rate in rates)} req/s, {ARRIVALS[self.arrival]}"
         return said + self._conversations
 
     def describe_lengths(self) -> str:

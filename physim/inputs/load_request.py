@@ -52,8 +52,8 @@ class LoadRequest:
         panel=_PANEL,
     )
     arrival: str = option(
-        "constant",
-        "constant, poisson, gamma, or trace:PATH for a trace's gaps, scaled to --rate.",
+        "poisson",
+        "poisson, constant, gamma, or trace:PATH for a trace's gaps, scaled to --rate.",
         panel=_PANEL,
     )
     burstiness: float = option(1.0, "Shape of gamma arrivals; 1 is Poisson.", panel=_PANEL)

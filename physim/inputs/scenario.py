@@ -48,6 +48,6 @@ def taken_of_load(load: Load) -> tuple[str, ...]:
             found.append("no prompt tokens cached")
         lengths = (("prompts", load.input_tokens), ("outputs", load.output_tokens))
         found += [f"{what} of one length" for what, one in lengths if isinstance(one, int | float)]
-    if load.concurrency is None and load.arrival == "constant":
-        found.append("evenly spaced arrivals")
+    if load.concurrency is None and load.arrival == "poisson":
+        found.append("Poisson arrivals")
     return tuple(found)

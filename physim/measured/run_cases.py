@@ -91,7 +91,7 @@ def case_of(run: Sequence[TableRow], timeout_s: float | None) -> Case:
     open_loop = () if clients else stages
     load = Load(
         **_requests(row, folder, deployment.block_size),
-        **({"arrival": "constant"} if clients else arrival_named(row.arrival, folder)),
+        **({} if clients else arrival_named(row.arrival, folder)),
         concurrency=clients,
         requests=row.requests if clients else None,
         warm_up_s=row.warm_up_s or 0.0,

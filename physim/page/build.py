@@ -157,7 +157,6 @@ def predicted(
         if gpu not in keys:
             raise InputError(f"price of {gpu}", "is of no GPU of the page", "add it to the GPUs")
     given: dict[str, Any] = {k: v for k, v in options.items() if v is not None}
-    given = {"arrival": "poisson", **given}
     requests: RequestLengths | None = given.pop("lengths", None)
     joint = None if requests is None else requests.condensed()
     ends = [(math.log2(first), math.log2(last)) for first, last in (inputs, outputs)]

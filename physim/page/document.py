@@ -19,7 +19,7 @@ from physim.corrections.files import DEFAULT_FIT
 from physim.grids.store import gpu_or_stand_in
 from physim.inputs.case import Case
 from physim.inputs.deployment import Deployment
-from physim.inputs.load import Load
+from physim.inputs.load import ARRIVALS, Load
 from physim.models.parallelism import Parallelism, telling
 from physim.options import options_of
 from physim.page.build import CHECKED, KNEE, PageRequest, Predicted
@@ -75,7 +75,7 @@ def _document(found: Predicted) -> str:
     lengths = case.demanded.lengths
     requests = "" if lengths is None else f", requests as in {printable(lengths.name)}"
     about = (
-        f"{profile.engine} {profile.version}, {case.demanded.arrival} arrivals{requests}. "
+        f"{profile.engine} {profile.version}, {ARRIVALS[case.demanded.arrival]}{requests}. "
         f"Predicted by physim {version}, fit {found.fit.name}; nothing leaves this page."
     )
     numbers = gzip.compress(found.packed.content, mtime=0)

@@ -16,7 +16,13 @@ const ends = (axis) => [2 ** axis.start, 2 ** (axis.start + axis.step * (axis.co
 const ranges = { rate: [0.01, 100, false], input: [...ends(inputs), true], output: [...ends(outputs), true] };
 const allSeqs = unique(facts.servers.map((server) => server.max_num_seqs)).sort((a, b) => a - b);
 const allBudgets = unique(facts.servers.map((server) => server.max_num_batched_tokens)).sort((a, b) => a - b);
+const LIMITS = [["seqs", "max-num-seqs", allSeqs], ["budget", "max-num-batched-tokens", allBudgets]];
 const prices = { ...facts.prices };
+// What can be asked of latencies, how many of its unit a second has, and what is asked, in seconds.
+const ASKED = { ttft_p99: [1e3, "TTFT p99"], itl: [1e3, "ITL"], e2e_p99: [1, "E2E p99"] };
+const asked = {};
+// What the address asks for that the page does not have, one line each.
+let lacking = [];
 const choice = { ...facts.first };
 
 /** The server of a group with limits, or the nearest that there is. */
@@ -38,9 +44,10 @@ function fill(select, values, labels = values) {
 function prepare() {
   const gpus = unique(facts.groups.map((group) => group.gpu));
   fill(by("gpu"), gpus, gpus.map((gpu) => facts.gpus[gpu]));
-  by("seqs").max = allSeqs.length - 1;
-  by("budget").max = allBudgets.length - 1;
-  for (const [id, list] of [["seqs", allSeqs], ["budget", allBudgets]]) by(id).disabled = list.length === 1;
+  for (const [id, , list] of LIMITS) {
+    by(id).max = list.length - 1;
+    by(id).disabled = list.length === 1;
+  }
   // From next to nothing to what the fastest server takes of the shortest requests.
   const most = Math.max(...facts.servers.map((_, row) => tables.saturation(row, ranges.input[0], ranges.output[0])));
   ranges.rate[1] = most;
@@ -53,13 +60,18 @@ function readAddress() {
   for (const [name, value] of said) {
     const [what, gpu] = name.split(".");
     if (what === "price" && gpu in facts.gpus && Number(value) > 0) prices[gpu] = Number(value);
+    else if (what === "slo" && gpu in ASKED && Number(value) > 0) asked[gpu] = Number(value) / ASKED[gpu][0];
     else if (name in choice) choice[name] = ["gpu", "layout"].includes(name) ? value : Number(value);
   }
   for (const name of ["rate", "input", "output"]) choice[name] = within(name, choice[name]);
   choice.count = Math.min(Math.max(Math.round(choice.count) || 1, 1), 32);
   if (groupOf(choice.gpu, choice.layout) < 0) ({ gpu: choice.gpu, layout: choice.layout } = facts.groups[0]);
-  choice.seqs = nearest(allSeqs, choice.seqs);
-  choice.budget = nearest(allBudgets, choice.budget);
+  lacking = [];
+  for (const [name, option, list] of LIMITS) {
+    const kept = nearest(list, choice[name]);
+    if (kept !== choice[name]) lacking.push(`The page has no ${option} of ${choice[name]}: this is ${kept}.`);
+    choice[name] = kept;
+  }
 }
 
 const nearest = (values, wanted) => values.reduce((a, b) => (Math.abs(b - wanted) < Math.abs(a - wanted) ? b : a));
@@ -94,12 +106,18 @@ function setControls(typed) {
   const said = new URLSearchParams(choice);
   said.set("rate", Number(choice.rate.toPrecision(3)));
   for (const [gpu, price] of Object.entries(prices)) said.set(`price.${gpu}`, price);
+  for (const [name, [scale]] of Object.entries(ASKED)) {
+    const own = name in asked ? Number((asked[name] * scale).toPrecision(6)) : "";
+    if (typed !== `slo-${name}`) by(`slo-${name}`).value = own;
+    if (own) said.set(`slo.${name}`, own);
+  }
   history.replaceState(null, "", `#${said}`);
 }
 
 /** Takes over what somebody set. */
 function choose({ id, value }) {
   const [name, typed] = id.split("-");
+  lacking = [];
   if (name === "gpu") {
     // The same layout, or one with about as many GPUs.
     const before = facts.groups[groupOf(choice.gpu, choice.layout)];
@@ -113,6 +131,9 @@ function choose({ id, value }) {
   else if (name === "price") {
     if (Number(value) > 0) prices[choice.gpu] = Number(value);
     else delete prices[choice.gpu];
+  } else if (name === "slo") {
+    if (Number(value) > 0) asked[typed] = Number(value) / ASKED[typed][0];
+    else delete asked[typed];
   } else if (typed) {
     if (Number(value) > 0) choice[name] = within(name, Number(value));
   } else choice[name] = atSlider(name);
@@ -150,6 +171,28 @@ function answer() {
     cost: price && cost(served),
     least_cost: price && cost(found.saturation * choice.count),
   };
+}
+
+/** Requests per second that a server takes within the objectives; 0 where one is missed at any load. */
+function mostWithinObjectives({ row }) {
+  const { loads } = facts.axes;
+  const { input, output } = choice;
+  const saturation = tables.saturation(row, input, output);
+  const rateAt = (place) => shareAt(loads, place) * saturation;
+  const kept = (place) => {
+    const found = tables.at(row, input, output, rateAt(place), Object.keys(asked));
+    // Where a queue has no end there is no number.
+    return Object.entries(asked).every(([name, most]) => found[name] <= most);
+  };
+  let [low, high] = [0, loads.count - 1];
+  if (kept(high)) return rateAt(high);
+  if (!kept(low)) return 0;
+  while (high - low > 1e-3) {
+    const middle = (low + high) / 2;
+    if (kept(middle)) low = middle;
+    else high = middle;
+  }
+  return rateAt(low);
 }
 
 /** In what the choice is beyond the runs that the fit knows, one line each. */
@@ -190,7 +233,7 @@ const fromTo = (pair, unit) => (pair ? `90%: ${unit(pair[0])} to ${pair[1] === I
 
 function showAnswers(now) {
   const fits = !Number.isNaN(now.saturation);
-  const lines = [];
+  const lines = [...lacking];
   if (!fits) lines.push("Such a request does not fit: it is longer than the model's context, or than the KV cache.");
   else if (now.near && !now.endless) lines.push(`So near to saturation latencies are those at ${digits(tables.shares[1] * 100)}% of it.`);
   else if (now.saturated) lines.push(`Above capacity: the queue grows without end. ${choice.count > 1 ? "The servers take" : "The server takes"} ${digits(now.saturation * choice.count)} requests per second.`);
@@ -211,8 +254,20 @@ function showAnswers(now) {
   show("saturation-more", fits ? `${digits(now.share * 100)}% in use; ${fromTo(now.intervals.saturation, perSecond)}` : "");
   show("throughput", fits ? `${digits(now.served * choice.output)} tok/s` : "-", now.served * choice.output);
   show("throughput-more", fits ? `${now.gpus === 1 ? "one GPU" : `${digits((now.served * choice.output) / now.gpus)} tok/s of each of ${now.gpus} GPUs`}; ${digits(now.batch)} requests decode in a server` : "");
+  showNeeded(now, fits);
   show("cost", now.cost && fits ? digits(now.cost) : "-", now.cost ?? "");
   show("cost-more", now.cost && fits ? `a million generated tokens; ${digits(now.least_cost)} at saturation` : "give a price");
+}
+
+function showNeeded(now, fits) {
+  const names = Object.keys(asked);
+  const each = fits && names.length ? mostWithinObjectives(now.server) : 0;
+  const needed = Math.ceil(choice.rate / each);
+  show("needed", each > 0 ? needed.toLocaleString("en") : "-", each > 0 ? needed : "");
+  const missed = names.filter((name) => !(now[name] <= asked[name]) || (now.endless && name !== "itl"));
+  const lines = [each > 0 ? `one takes ${digits(each)}/s` : names.length ? "the objectives are missed at any load" : "give an objective"];
+  if (missed.length) lines.push(`${missed.map((name) => ASKED[name][1]).join(", ")} missed with ${choice.count}`);
+  show("needed-more", fits ? lines.join("; ") : "");
 }
 
 function showStep(now) {
@@ -230,18 +285,21 @@ function showMemory({ server, kv_use: use }) {
 }
 
 function showLoad(now) {
-  const points = sweep(now.server.row, 49, ["ttft", "itl"]);
+  const points = sweep(now.server.row, 49, ["ttft", "ttft_p99", "itl"]);
   if (!points.length) return void ["ttft", "itl"].forEach((name) => by(`${name}-picture`).replaceChildren());
   const rates = points.map((point) => point.rate * choice.count);
-  for (const [name, color] of [["ttft", COLORS[0]], ["itl", COLORS[2]]]) {
+  for (const [name, bounded, color] of [["ttft", "ttft_p99", COLORS[0]], ["itl", "itl", COLORS[2]]]) {
     const bounds = points.map((point) => tables.interval(name, point[name], now.server, choice.input, choice.output, point.share));
     const line = (pick) => points.map((point, i) => [rates[i], pick(point, i) * 1e3]);
-    const values = points.map((point) => point[name] * 1e3);
+    const level = asked[bounded] * 1e3;
+    const values = points.flatMap((point) => [point[name] * 1e3, point[bounded] * 1e3]);
+    if (level) values.push(level);
     const here = now.endless ? [NaN] : [choice.rate, now[name] * 1e3];
     draw(by(`${name}-picture`), {
       x: { label: "requests per second", range: [0, rates.at(-1) * 1.02] },
-      y: { label: `${name.toUpperCase()}, ms`, range: [Math.min(...values) / 2, Math.max(...values) * 1.5], logarithmic: true },
-      lines: [{ points: line((point) => point[name]), color, wide: true }],
+      y: { label: `${name.toUpperCase()}, ms${bounded === name ? "" : " (dashed: p99)"}`, range: [Math.min(...values) / 2, Math.max(...values) * 1.5], logarithmic: true },
+      lines: [{ points: line((point) => point[name]), color, wide: true }, ...(bounded === name ? [] : [{ points: line((point) => point[bounded]), color, dashed: true }])],
+      level,
       band: bounds[0] && { low: line((_, i) => bounds[i][0]), high: line((_, i) => bounds[i][1]), color },
       upright: choice.rate,
       here,

@@ -39,10 +39,10 @@ function scale([low, high], [from, to], logarithmic) {
 
 /**
  * Draws lines into a figure.
- * @param picture x and y: {label, range, logarithmic}; lines: [{points, color, wide, faint}]; band:
- *   {low, high, color}; upright: an x to mark; here: a point to mark; said: what it shows, in words.
+ * @param picture x and y: {label, range, logarithmic}; lines: [{points, color, wide, faint, dashed}];
+ *   band: {low, high, color}; upright: an x to mark; level: a y to mark; here: a point to mark; said: what it shows, in words.
  */
-function draw(figure, { x, y, lines, band, upright, here, said }) {
+function draw(figure, { x, y, lines, band, upright, level, here, said }) {
   const [width, height, left, right, top, bottom] = [480, 300, 58, 14, 12, 44];
   const svg = element("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": said });
   const across = scale(x.range, [left, width - right], x.logarithmic);
@@ -64,10 +64,12 @@ function draw(figure, { x, y, lines, band, upright, here, said }) {
     const around = path([...band.low, ...band.high.toReversed()]);
     svg.append(element("path", { d: `${around}Z`, fill: band.color, style: "opacity: var(--band)" }));
   }
-  for (const { points, color, wide, faint } of lines)
-    if (points.length) svg.append(element("path", { d: path(points), fill: "none", stroke: color, "stroke-width": wide ? 2.5 : 1.5, opacity: faint ? 0.45 : 1 }));
+  for (const { points, color, wide, faint, dashed } of lines)
+    if (points.length) svg.append(element("path", { d: path(points), fill: "none", stroke: color, "stroke-width": wide ? 2.5 : 1.5, opacity: faint ? 0.45 : 1, ...(dashed ? { "stroke-dasharray": "6 4" } : {}) }));
   if (upright > x.range[0] && upright < x.range[1])
     svg.append(element("line", { x1: across.at(upright), x2: across.at(upright), y1: top, y2: height - bottom, class: "mark", "stroke-dasharray": "4 3" }));
+  if (level > y.range[0] && level < y.range[1])
+    svg.append(element("line", { x1: left, x2: width - right, y1: up.at(level), y2: up.at(level), class: "mark", "stroke-dasharray": "4 3" }));
   if (here?.every(Number.isFinite)) {
     const [a, b] = held(here);
     svg.append(element("circle", { cx: across.at(a), cy: up.at(b), r: 6, class: "here" }));

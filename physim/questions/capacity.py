@@ -106,8 +106,7 @@ def capacity(
             one by one.
         goodput: Share of the requests that must keep to all that is asked of each.
         fit: Name or path of a fit, ``default`` or ``none``.
-        **options: GPU, deployment and load without a rate; see `CaseOptions`. Arrivals are
-            ``poisson`` unless another kind is given.
+        **options: GPU, deployment and load without a rate; see `CaseOptions`.
 
     Raises:
         InputError: Some input cannot be used, or an objective is missed at any rate.
@@ -117,7 +116,7 @@ def capacity(
         for name in ("rate", "concurrency", "stages"):
             if options.get(name):
                 raise InputError(name, "cannot be given: capacity finds the rate", "leave it out")
-        options = {**options, "arrival": options.get("arrival") or "poisson", "rate": 1.0}
+        options = {**options, "rate": 1.0}
     case = Case.from_options(model, **options)
     asked_load = case.demanded
     load = replace(

@@ -93,8 +93,7 @@ def recommend(
             to 16 servers each and without expert or pipeline parallelism.
         fit: Name or path of a fit, ``default`` or ``none``.
         **options: The whole load and the engine; see `CaseOptions`. Limits that are given are not
-            searched. Arrivals are ``poisson`` unless another kind is given; beside a profile they
-            are all of a load that may be.
+            searched. Beside a profile ``arrival`` and ``burstiness`` are all of a load that may be.
 
     Raises:
         InputError: Some input cannot be used, or no deployment keeps to the objectives.
@@ -114,8 +113,6 @@ def recommend(
         raise InputError(f"price of {lacking[0]}", "is missing", "give it, or give none")
     given: dict[str, Any] = {k: v for k, v in options.items() if v is not None}
     arrivals = Arrivals() if profile is None else Arrivals.taken_from(given)
-    if profile is None and "concurrency" not in given:
-        given.setdefault("arrival", "poisson")
     if apart and profile is not None:
         raise InputError("apart", "is searched for a load that stays", "leave the profile out")
     known = load_fit(fit)

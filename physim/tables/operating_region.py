@@ -118,7 +118,7 @@ def operating_region(case: Case, model: StepModel, corrections: Corrections) -> 
 def _counts(mean: float, load: Load) -> list[tuple[int, float]]:
     """Prefill chunks of a step, each number with its chance."""
     mean = max(mean, 0.0)
-    if load.arrival == "constant" or mean > _MOST_CHUNKS / 2:
+    if load.arrival_cv2 == 0 or mean > _MOST_CHUNKS / 2:
         low = int(mean)
         return [(low, low + 1 - mean), (low + 1, mean - low)]
     chances = [np.exp(-mean)]
@@ -130,7 +130,7 @@ def _counts(mean: float, load: Load) -> list[tuple[int, float]]:
 def _batches(mean: float, load: Load) -> list[tuple[float, float]]:
     """Requests that decode, each number with its chance."""
     mean = max(mean, 0.0)
-    if load.arrival == "constant" or mean < 1:
+    if load.arrival_cv2 == 0 or mean < 1:
         return [(mean, 1.0)]
     spread = min(np.sqrt(mean * load.arrival_cv2), mean)
     return [(mean - spread, 0.5), (mean + spread, 0.5)]
