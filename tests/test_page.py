@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from test_names import served_as
 from typer.testing import CliRunner
 
+import physim
 from physim.cli import app
 from physim.errors import InputError
 from physim.page import document
@@ -112,7 +113,7 @@ def test_names_on_a_page_are_text(page, tmp_path):
     facts = json.loads(re.search(r'id="facts">(.*?)</script>', text, re.S)[1])
     assert facts["gpus"] == {"h100_sxm": printable(evil)}
     assert facts["refused"] == [printable(evil)]
-    assert facts["command"].startswith(f"physim predict {in_shell([evil])} ")
+    assert facts["command"] == f"physim predict {in_shell([evil])}"
 
 
 def test_scripts_make_text_of_text():
@@ -456,6 +457,33 @@ def test_a_price_is_typed_and_kept(opened):
     tab.reload()
     tab.wait_for_selector("html[data-ready=true]")
     assert tab.input_value("#price") == "12.75"
+
+
+@pytest.mark.slow
+def test_servers_that_keep_to_objectives_are_those_of_capacity(opened):
+    tab = opened()
+    assert tab.inner_text("#needed-more") == "give an objective"
+    tab.fill("#rate-typed", "60")
+    tab.fill("#slo-itl", "9")
+    settle(tab)
+    prompt, output = (float(tab.input_value(f"#{name}-typed")) for name in ("input", "output"))
+    server = {"gpu": "h100_sxm", "max_num_seqs": 256, "max_num_batched_tokens": 8192}
+    load = {"input_tokens": prompt, "output_tokens": output}
+    most = physim.capacity("Qwen/Qwen3-8B", slo=["itl_mean=9ms"], **server, **load).rate_rps
+    each = float(re.search(r"one takes ([\d.]+)/s", tab.inner_text("#needed-more"))[1])
+    assert each == pytest.approx(most, rel=0.02)
+    assert shown(tab, "needed") == math.ceil(60 / each)
+    assert "ITL missed with 1" in tab.inner_text("#needed-more")
+    address = tab.url
+    tab.fill("#slo-itl", "0.1")
+    settle(tab)
+    assert shown(tab, "needed") is None
+    assert "missed at any load" in tab.inner_text("#needed-more")
+    tab.goto(address.replace("seqs=256", "seqs=200"))
+    tab.reload()
+    tab.wait_for_selector("html[data-ready=true]")
+    assert tab.input_value("#slo-itl") == "9"
+    assert "no max-num-seqs of 200: this is 256" in tab.inner_text("#warning")
 
 
 @pytest.mark.slow

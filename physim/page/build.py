@@ -32,7 +32,7 @@ from physim.page.tables import (
     Packed,
     Tables,
 )
-from physim.page.widths import LOADS, Widths, half_widths, under
+from physim.page.widths import LOADS, Widths, under
 from physim.prediction.intervals import predict_with_intervals
 from physim.progress import told_in_notebooks
 from physim.questions.prices import hourly_prices
@@ -276,11 +276,10 @@ def _parts(found: Latencies) -> Float[np.ndarray, "n parts"]:
 
 def _values(found: Latencies) -> dict[str, Float[np.ndarray, " n"]]:
     """What a table holds of servers, in the order of `VALUES`."""
-    p99 = {name: found.percentiles[name][:, -1] for name in ("ttft", "e2e")}
+    p99 = {f"{name}_p99": own[:, -1] for name, own in found.percentiles.items()}
     every = {
         **found.means,
-        "ttft_p99": p99["ttft"],
-        "e2e_p99": p99["e2e"],
+        **p99,
         "step": found.step_parts.sum(axis=1),
         "batch": found.batch,
         "kv_use": found.kv_use,
@@ -324,14 +323,16 @@ def _errors(found: Predicted) -> dict[str, dict[str, list[float]]]:
     if found.widths is not None:
         some = slice(_CHECKED_WIDTHS)
         groups = np.array(found.group_of)[rows[some]]
-        widths = found.widths.look_up(groups, inputs[some], outputs[some], shares[some])
+        ends = found.widths.ends(
+            found.tables, groups, rows[some], inputs[some], outputs[some], rates[some]
+        )
         bounded = [
             under(case, joint, inputs[place], outputs[place], rates[place])
             for place, case in enumerate(cases[some])
         ]
         exact = predict_with_intervals(bounded, [known.on(case) for case in bounded])
-        wide = [half_widths(one)["itl"] for one in exact]
-        apart = {"interval": np.abs(np.expm1(widths["itl"] - np.array(wide)))}
+        right_ends = np.array([one.intervals["itl_s"] for one in exact]).T
+        apart = {"interval": np.max(np.abs(np.array(ends["itl"]) / right_ends - 1), axis=0)}
         for side, own in _by_side(apart, shares[some]).items():
             found_errors[side] |= own
     return found_errors

@@ -19,7 +19,7 @@ const allBudgets = unique(facts.servers.map((server) => server.max_num_batched_t
 const LIMITS = [["seqs", "max-num-seqs", allSeqs], ["budget", "max-num-batched-tokens", allBudgets]];
 const prices = { ...facts.prices };
 // What can be asked of latencies, how many of its unit a second has, and what is asked, in seconds.
-const ASKED = { ttft_p99: [1e3, "TTFT p99"], itl: [1e3, "ITL"], e2e_p99: [1, "E2E p99"] };
+const ASKED = { ttft_p99: [1e3, "TTFT p99"], itl: [1e3, "ITL"], itl_p99: [1e3, "ITL p99"], e2e_p99: [1, "E2E p99"] };
 const asked = {};
 // What the address asks for that the page does not have, one line each.
 let lacking = [];
@@ -157,9 +157,7 @@ function answer() {
   const found = tables.at(server.row, input, output, rate);
   const gpus = facts.groups[group].gpus * choice.count;
   const served = Math.min(rate, found.saturation) * choice.count;
-  const intervals = {};
-  for (const name of ["ttft", "itl", "e2e", "saturation"])
-    intervals[name] = tables.interval(name, found[name], server, input, output, found.share);
+  const intervals = tables.intervals(["ttft", "itl", "e2e", "saturation"], server, input, output, rate);
   const price = prices[choice.gpu];
   const cost = (requests) => ((price * gpus) / 3600 / (requests * output)) * 1e6;
   return {
@@ -264,7 +262,7 @@ function showNeeded(now, fits) {
   const each = fits && names.length ? mostWithinObjectives(now.server) : 0;
   const needed = Math.ceil(choice.rate / each);
   show("needed", each > 0 ? needed.toLocaleString("en") : "-", each > 0 ? needed : "");
-  const missed = names.filter((name) => !(now[name] <= asked[name]) || (now.endless && name !== "itl"));
+  const missed = names.filter((name) => !(now[name] <= asked[name]) || (now.endless && !name.startsWith("itl")));
   const lines = [each > 0 ? `one takes ${digits(each)}/s` : names.length ? "the objectives are missed at any load" : "give an objective"];
   if (missed.length) lines.push(`${missed.map((name) => ASKED[name][1]).join(", ")} missed with ${choice.count}`);
   show("needed-more", fits ? lines.join("; ") : "");
@@ -289,7 +287,7 @@ function showLoad(now) {
   if (!points.length) return void ["ttft", "itl"].forEach((name) => by(`${name}-picture`).replaceChildren());
   const rates = points.map((point) => point.rate * choice.count);
   for (const [name, bounded, color] of [["ttft", "ttft_p99", COLORS[0]], ["itl", "itl", COLORS[2]]]) {
-    const bounds = points.map((point) => tables.interval(name, point[name], now.server, choice.input, choice.output, point.share));
+    const bounds = points.map((point) => tables.intervals([name], now.server, choice.input, choice.output, point.rate)[name]);
     const line = (pick) => points.map((point, i) => [rates[i], pick(point, i) * 1e3]);
     const level = asked[bounded] * 1e3;
     const values = points.flatMap((point) => [point[name] * 1e3, point[bounded] * 1e3]);
@@ -358,7 +356,7 @@ function showCommand(now) {
 function showErrors() {
   const percent = Math.round(facts.knee * 100);
   show("errors-said", `What is shown lies between points that physim predicted. At ${facts.checked} lengths and loads between them it differs from physim's full model by this much, up to ${percent}% of the saturation throughput and above it:`);
-  const names = { saturation: "saturation", ttft: "TTFT", ttft_p99: "TTFT p99", itl: "ITL", e2e: "E2E", e2e_p99: "E2E p99", interval: "ends of ITL's interval" };
+  const names = { saturation: "saturation", ttft: "TTFT", ttft_p99: "TTFT p99", itl: "ITL", itl_p99: "ITL p99", e2e: "E2E", e2e_p99: "E2E p99", interval: "ends of ITL's interval" };
   const row = (cells, kind = "td") => {
     const made = document.createElement("tr");
     cells.forEach((text, i) => {

@@ -90,14 +90,31 @@ class Tables {
     return shares.map((one) => one / sum);
   }
 
-  /** The 90% interval of a value; null where the fit knows of none. Without end where there is none. */
-  interval(name, value, server, input, output, share) {
-    const widths = [this.tables[`width_${name}_below`], this.tables[`width_${name}`]];
-    if (!widths[1]) return null;
-    const places = this.places(this.facts.width_axes, input, output, share);
-    const [below, above] = widths.map((table) => Math.exp(lookUp(table, server.group, places)));
-    const open = (name === "ttft" || name === "e2e") && lookUp(this.tables.open, server.group, places) > 0.5;
-    return [Math.max(value / below, this.least(name, server, input, output)), open ? Infinity : value * above];
+  /**
+   * The 90% intervals of some names; null where the fit knows of none. Without end where the load may be above
+   * capacity. As `Widths.ends` of physim/page/widths.py.
+   */
+  intervals(names, server, input, output, rate) {
+    const { width_axes: axes } = this.facts;
+    if (!axes) return Object.fromEntries(names.map((name) => [name, null]));
+    const most = this.saturation(server.row, input, output);
+    const [first, last] = [shareAt(axes.loads, 0), shareAt(axes.loads, axes.loads.count - 1)];
+    const near = Math.min(Math.max(rate / most, first), last) * most;
+    const places = this.places(axes, input, output, near / most);
+    const wide = (name) => Math.exp(lookUp(this.tables[`width_${name}`], server.group, places));
+    const [fewer, more] = [wide("saturation_below"), wide("saturation")];
+    const latencies = names.filter((name) => name !== "saturation");
+    const [slower, slowerNear, here, fasterNear, faster] = [rate * fewer, near * fewer, near, near / more, rate / more].map((own) =>
+      this.at(server.row, input, output, own, latencies),
+    );
+    const found = { saturation: [most / fewer, most * more] };
+    for (const name of latencies) {
+      const low = (faster[name] * here[name]) / fasterNear[name] / wide(`${name}_below`);
+      const high = ((slower[name] * here[name]) / slowerNear[name]) * wide(name);
+      const endless = rate * fewer > most && name !== "itl";
+      found[name] = [Math.max(low, this.least(name, server, input, output)), endless ? Infinity : high];
+    }
+    return found;
   }
 
   /** What no measurement goes below, by the GPU's datasheet. */

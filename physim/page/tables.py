@@ -13,13 +13,13 @@ from physim.page.interpolation import Table, look_up
 
 # What a table holds of each server under each load, seconds but for the last two: requests that
 # decode, and the share of the KV blocks that is held.
-LATENCIES = ("ttft", "ttft_p99", "itl", "e2e", "e2e_p99")
+LATENCIES = ("ttft", "ttft_p99", "itl", "itl_p99", "e2e", "e2e_p99")
 VALUES = (*LATENCIES, "step", "batch", "kv_use")
 SATURATION, PARTS = "saturation", "parts"
 # Points of saturation throughputs to one of the rest, over generated lengths.
 _FINER = 4
 # What there is of servers that are above their capacity too.
-FULL = ("itl", "step", "batch", "kv_use", PARTS)
+FULL = ("itl", "itl_p99", "step", "batch", "kv_use", PARTS)
 
 # The greatest of 16 bits, less the one that stands for none.
 _MOST = 2**16 - 2
@@ -162,13 +162,17 @@ class Tables:
             rows: The servers.
             inputs: Prompt lengths,
             outputs: and generated lengths, tokens.
-            rates: Arrivals per second; of more than the last point's, what is there.
+            rates: Arrivals per second. Above the last point it is what is there; above capacity
+                what `full` has, of what it has.
         """
         most = self.saturation_of(rows, inputs, outputs)
         shares = np.clip(rates / most, self.axes.shares[0], self.axes.shares[-1])
         load = self.axes.loads.places(np.log(shares / (1 - shares)))
         places = (*self.axes.lengths(inputs, outputs), load)
         found = {name: np.exp(look_up(table, rows, *places)) for name, table in self.values.items()}
+        for name in self.values.keys() & self.full.keys():
+            full = np.exp(look_up(self.full[name], rows, *places[:2]))
+            found[name] = np.where(rates > most, full, found[name])
         return {SATURATION: most} | found
 
 

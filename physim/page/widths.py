@@ -1,7 +1,9 @@
 """How wide the intervals of servers are, at a few lengths and loads.
 
 They change slowly and are dear: each takes thirty predictions. Servers that differ in limits alone
-share those of the one with most slots and budget.
+share those of the one with most slots and budget. Near saturation an interval is wide because the
+load may be a larger share of what the server takes: a server that is slower by a factor has, but
+for that factor, the latencies of a load so many times as high.
 """
 
 from __future__ import annotations
@@ -25,12 +27,10 @@ from physim.prediction.results import Prediction
 
 # What has an interval, and the field of a prediction that it is of.
 BOUNDED = {"ttft": "ttft_s", "itl": "itl_s", "e2e": "e2e_s", SATURATION: "saturation_rps"}
-# Where TTFT and E2E have no upper end, since the load may be above capacity: 1, or 0.
-OPEN = "open"
 # What ends the name of a width below the prediction, beside the one above it.
 BELOW = "_below"
-# From 12 to 95% of the saturation throughput.
-LOADS = Axis(-2.0, 1.0, 6)
+# From 12 to 50% of the saturation throughput.
+LOADS = Axis(-2.0, 1.0, 3)
 
 
 @dataclass(frozen=True)
@@ -39,8 +39,7 @@ class Widths:
 
     Attributes:
         axes: Where there are points.
-        named: The widths by what they are of, of `BOUNDED`, with `BELOW` for those below; and
-            `OPEN`.
+        named: The widths by what they are of, of `BOUNDED`, with `BELOW` for those below.
     """
 
     axes: Axes
@@ -49,7 +48,7 @@ class Widths:
     @property
     def named_apart(self) -> dict[str, Table]:
         """The widths by names that tables do not have."""
-        return {name if name == OPEN else f"width_{name}": own for name, own in self.named.items()}
+        return {f"width_{name}": own for name, own in self.named.items()}
 
     @classmethod
     def predicted(
@@ -84,7 +83,7 @@ class Widths:
         found = predict_with_intervals(cases, [known.on(case) for case in cases])
         shape = (max(group_of) + 1, axes.inputs.count, axes.outputs.count, axes.loads.count)
         named = {}
-        for name in (*BOUNDED, *(f"{name}{BELOW}" for name in BOUNDED), OPEN):
+        for name in (*BOUNDED, *(f"{name}{BELOW}" for name in BOUNDED)):
             table = np.full(shape, np.nan)
             for place, one in zip(places, found, strict=True):
                 table[place] = half_widths(one)[name]
@@ -93,20 +92,54 @@ class Widths:
             named[name] = np.where(np.isnan(table), widest, table)
         return cls(axes, named)
 
-    def look_up(
-        self, groups: Rows, inputs: Numbers, outputs: Numbers, shares: Numbers
-    ) -> dict[str, Table]:
-        """Widths of groups of servers under loads.
+    def ends(
+        self,
+        tables: Tables,
+        groups: Rows,
+        rows: Rows,
+        inputs: Numbers,
+        outputs: Numbers,
+        rates: Numbers,
+    ) -> dict[str, tuple[Numbers, Numbers]]:
+        """Both ends of the intervals of servers under loads, by the names of `BOUNDED`.
+
+        Up to the last point they are as wide as the points have it; above it the rest comes from
+        the latencies of so much higher and lower loads. TTFT and E2E have no end where the load may
+        be above capacity.
 
         Args:
-            groups: The groups.
+            tables: The servers' predictions.
+            groups: The groups of the servers.
+            rows: The servers.
             inputs: Prompt lengths,
             outputs: and generated lengths, tokens.
-            shares: Loads as shares of the saturation throughput.
+            rates: Arrivals per second.
         """
-        loads = self.axes.loads.places(np.log(shares / (1 - shares)))
-        places = (*self.axes.lengths(inputs, outputs), loads)
-        return {name: look_up(table, groups, *places) for name, table in self.named.items()}
+        most = tables.saturation_of(rows, inputs, outputs)
+        shares = np.clip(rates / most, self.axes.shares[0], self.axes.shares[-1])
+        places = (
+            *self.axes.lengths(inputs, outputs),
+            self.axes.loads.places(np.log(shares / (1 - shares))),
+        )
+        wide = {name: look_up(table, groups, *places) for name, table in self.named.items()}
+        fewer, more = np.exp(wide[f"{SATURATION}{BELOW}"]), np.exp(wide[SATURATION])
+        found = {SATURATION: (most / fewer, most * more)}
+        slower, slower_near, near, faster_near, faster = (
+            tables.look_up(rows, inputs, outputs, own)
+            for own in (
+                rates * fewer,
+                shares * most * fewer,
+                shares * most,
+                shares * most / more,
+                rates / more,
+            )
+        )
+        for name in ("ttft", "itl", "e2e"):
+            low = faster[name] * near[name] / faster_near[name] * np.exp(-wide[f"{name}{BELOW}"])
+            high = slower[name] * near[name] / slower_near[name] * np.exp(wide[name])
+            endless = (rates * fewer > most) & (name != "itl")
+            found[name] = low, np.where(endless, np.inf, high)
+        return found
 
 
 def under(
@@ -146,5 +179,4 @@ def half_widths(prediction: Prediction) -> dict[str, float]:
         low, high = interval
         found[f"{name}{BELOW}"] = math.log(value / low)
         found[name] = math.log(high / value if math.isfinite(high) else value / low)
-    _, most = prediction.intervals.get("ttft_s", (0.0, math.inf))
-    return found | {OPEN: float(math.isinf(most))}
+    return found
