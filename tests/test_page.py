@@ -480,8 +480,7 @@ def test_servers_that_keep_to_objectives_are_those_of_capacity(opened):
     assert shown(tab, "needed") is None
     assert "missed at any load" in tab.inner_text("#needed-more")
     tab.goto(address.replace("seqs=256", "seqs=200"))
-    tab.reload()
-    tab.wait_for_selector("html[data-ready=true]")
+    settle(tab)
     assert tab.input_value("#slo-itl") == "9"
     assert "no max-num-seqs of 200: this is 256" in tab.inner_text("#warning")
 

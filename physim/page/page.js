@@ -57,6 +57,7 @@ function prepare() {
 
 function readAddress() {
   const said = new URLSearchParams(location.hash.slice(1));
+  for (const name of Object.keys(asked)) delete asked[name];
   for (const [name, value] of said) {
     const [what, gpu] = name.split(".");
     if (what === "price" && gpu in facts.gpus && Number(value) > 0) prices[gpu] = Number(value);
@@ -416,6 +417,7 @@ by("controls").addEventListener("change", () => {
 });
 by("controls").addEventListener("submit", (event) => event.preventDefault());
 addEventListener("hashchange", () => {
+  typed = undefined;
   readAddress();
   refresh();
 });
