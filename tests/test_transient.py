@@ -6,6 +6,7 @@ import diffrax
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pandas as pd
 import pytest
 
 import physim
@@ -128,7 +129,8 @@ def test_those_that_run_while_many_come():
     ],
 )
 def test_the_trajectory_is_the_replays(load, engine, tolerance):
-    fluid, replayed = both(load, **engine)
+    # As many come in both.
+    fluid, replayed = both(replace(load, arrival="constant"), **engine)
     assert fluid.e2e_s == pytest.approx(replayed.e2e_s, rel=tolerance)
     assert fluid.ttft_s == pytest.approx(replayed.ttft_s, rel=2 * tolerance)
     assert fluid.requests_per_s == pytest.approx(replayed.requests_per_s, rel=tolerance)
@@ -223,3 +225,20 @@ def test_a_plot_needs_an_end(tmp_path):
         save(draw_timeline(ends), tmp_path / "a.txt")
     save(draw_timeline(ends), tmp_path / "a.png")
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.slow
+def test_a_queue_of_requests_whose_lengths_changed_is_solved(tmp_path):
+    """Requests of all ten stretches of a record start after it has ended, and jump in length."""
+    path, rng = tmp_path / "requests.csv", np.random.default_rng(0)
+    prompts = np.repeat([20_000, 10_000, 25_000, 8_000, 22_000] * 2, 24)
+    prompts = np.rint(prompts * rng.uniform(0.5, 1.5, len(prompts))).astype(int)
+    arrivals = np.arange(len(prompts)) / 3
+    columns = {"arrival_s": arrivals, "input_tokens": prompts, "output_tokens": 300}
+    pd.DataFrame(columns).to_csv(path, index=False)
+    fluid, replay = (
+        physim.predict_trace("Qwen/Qwen3-14B", path, gpu="h100_sxm", fit="none", method=method)
+        for method in ("fluid", "replay")
+    )
+    assert fluid.ttft_s == pytest.approx(replay.ttft_s, rel=0.1)
+    assert fluid.itl_s == pytest.approx(replay.itl_s, rel=0.1)

@@ -60,12 +60,25 @@ class Schedule(Pytree):
         times = jnp.append(0.0, self.ends)
         return times, jnp.append(0.0, jnp.cumsum(self.rates * jnp.diff(times)))
 
-    def lengths_at(self, time: Float[AnyArray, "*n"]) -> StageLengths | None:
-        """Lengths of requests that arrived at a time."""
+    def lengths_at(self, time: Float[AnyArray, "*n"], share: float) -> StageLengths | None:
+        """Lengths of requests that arrived about a time.
+
+        Args:
+            time: The time, seconds.
+            share: They are means over so much of a mean stage, and change without a jump.
+        """
         if self.lengths is None:
             return None
-        stage = jnp.searchsorted(self.ends, time, method="compare_all")
-        found: StageLengths = jax.tree.map(
-            lambda of_stage: of_stage[jnp.clip(stage, 0, len(self.ends) - 1)], self.lengths
-        )
+        stretch = share * self.ends[-1] / len(self.ends)
+        around = jnp.stack([-stretch, self.ends[-1] + stretch])
+        times = jnp.concatenate([around[:1], self.ends[:-1], around[1:]])
+
+        def mean(of_stage: AnyArray) -> AnyArray:
+            until = jnp.append(0.0, jnp.cumsum(of_stage * jnp.diff(times)))
+            begin, end = (
+                jnp.interp(time + side * stretch / 2, times, until) for side in (-1.0, 1.0)
+            )
+            return (end - begin) / stretch
+
+        found: StageLengths = jax.tree.map(mean, self.lengths)
         return found

@@ -282,8 +282,13 @@ class Fluid(Pytree):
         """Runs the engine through a schedule, from idle until all is done."""
         begins = jnp.append(0.0, schedule.ends)
         life, drain = self._last_s(schedule)
-        lengths = jnp.append(jnp.diff(begins), drain)
-        rates = jnp.append(schedule.rates, 0.0)
+        parts = 1
+        if schedule.lengths is not None:
+            # Requests of all stages may start now, and each change of their lengths takes steps.
+            parts += len(schedule.rates) // 2
+        lengths = jnp.append(jnp.diff(begins), jnp.full(parts, drain / parts))
+        begins = jnp.append(begins, begins[-1] + drain * jnp.arange(1, parts) / parts)
+        rates = jnp.append(schedule.rates, jnp.zeros(parts))
         zero = jnp.zeros((), begins.dtype)
         empty = _State(jnp.zeros_like(self.phases.stay, begins.dtype), zero, zero, zero)
         most = _STEPS if schedule.timeout is None else _WAVE_STEPS
@@ -426,7 +431,9 @@ class Fluid(Pytree):
         if schedule.lengths is None:
             return None
         taken = schedule.arrived(state.time) - jnp.maximum(state.waiting, 0.0)
-        return schedule.lengths_at(schedule.arrival(jnp.maximum(taken, 0.0)))
+        # A jump between two steps would take the solver many.
+        arrived = schedule.arrival(jnp.maximum(taken, 0.0))
+        return schedule.lengths_at(arrived, 1 / _LEAST_STEPS)
 
     def _given_up(
         self, time: Scalar, waiting: Scalar, step: Scalar, schedule: Schedule
