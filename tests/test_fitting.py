@@ -57,7 +57,8 @@ def runs(tmp_path_factory):
                 "rate_rps": rate,
                 "output_len": output,
             }
-            load = Load(575, output, rate=rate, cached_tokens=560, prefixes=9)
+            shape = {"cached_tokens": 560, "prefixes": 9, "arrival": "constant"}
+            load = Load(575, output, rate=rate, **shape)
             deployment = Deployment(
                 max_num_seqs=128, max_num_batched_tokens=2048, max_model_len=4096
             )
@@ -435,8 +436,19 @@ def test_a_fit_starts_from_another_and_keeps_what_that_knows(runs, outcome, tmp_
     path, few = tmp_path / "base.json", tmp_path / "few.csv"
     outcome.fit.write(path)
     frame = pd.read_csv(runs)
-    frame.iloc[:6].to_csv(few, index=False)
+    again = frame.iloc[:6].assign(ttft_mean=1.001 * frame.ttft_mean[:6])
+    pd.concat([again, frame.iloc[6:9]]).to_csv(few, index=False)
     found = fit([few], base=path)
+    # Of a table that has grown, what the first fit knows counts once.
+    known = [entry["reason"] for entry in found.left_out if "already" in entry["reason"]]
+    assert (len(found.rows), known) == (6, [f"is in the fit {path} already"] * 3)
+    counts = [len(set(one.fit.record["row_digests"])) for one in (outcome, found)]
+    assert counts[1] == counts[0] + 6
+    second = tmp_path / "second.json"
+    found.fit.write(second)
+    again.to_csv(tmp_path / "again.csv", index=False)
+    with pytest.raises(InputError, match=r"every row: is in the fit .* already; add new ones"):
+        fit([tmp_path / "again.csv"], base=second)
     case = physim.Case.from_options(MODELS[2], gpu="h100_sxm")
     before, after = (one.on(case).corrections for one in (outcome.fit, found.fit))
     # The same truth once more moves little, also of a model that was not seen again.

@@ -166,8 +166,10 @@ def fit(
         raise InputError("steps", "are missing", "name the files of the server's steps")
     tables, files = (paths_of(own, "files") if own else [] for own in (tables, steps))
     before = load_fit(base)
-    observed = observe(tables, where) if tables else Observed.nothing()
     hashes = unknown_to(before, [*tables, *files])
+    observed = Observed.nothing()
+    if tables:
+        observed = new_to(before, observe(tables, where))
     trace = None
     if server is not None:
         tokens = server.server.kv.tokens
@@ -191,6 +193,7 @@ def fit(
     record |= {
         "physim_version": version("physim-llm"),
         "data": hashes,
+        "row_digests": [*_digests(before), *(one.digest for one in observed.rows)],
         "from": before.name,
         "where": where,
         "frozen": list(frozen),
@@ -218,6 +221,29 @@ def unknown_to(before: Fit, files: Sequence[Path]) -> dict[str, str]:
                 name, f"is in the fit {before.name} already", "start from another (--from none)"
             )
     return hashes
+
+
+def new_to(before: Fit, observed: Observed) -> Observed:
+    """The rows that a fit does not know; of a table that has grown these are the new ones.
+
+    Args:
+        before: The fit.
+        observed: The rows.
+
+    Raises:
+        InputError: It knows all of them.
+    """
+    reason = f"is in the fit {before.name} already"
+    found = observed.without(_digests(before), reason)
+    if not found.rows:
+        raise InputError("every row", reason, "add new ones, or start from another (--from none)")
+    return found
+
+
+def _digests(before: Fit) -> Sequence[str]:
+    """Digests of the rows that a fit knows; none of those made before digests were kept."""
+    known: Sequence[str] = before.record.get("row_digests", ())
+    return known
 
 
 def check_options(frozen: Sequence[str], prior_scale: float) -> None:

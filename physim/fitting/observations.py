@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -125,6 +125,21 @@ class Observed:
         places = np.flatnonzero(np.asarray(chosen)).tolist()
         rows, cases = [self.rows[i] for i in places], [self.cases[i] for i in places]
         return Observed(_stages(rows, cases), rows, cases, ())
+
+    def without(self, known: Collection[str], reason: str) -> Observed:
+        """The stages but for some, which are left out.
+
+        Args:
+            known: Digests of those rows (`TableRow.digest`).
+            reason: Why they are left out.
+        """
+        new = [one.digest not in known for one in self.rows]
+        if all(new):
+            return self
+        out = [
+            _left_out(one.row, reason) for one, kept in zip(self.rows, new, strict=True) if not kept
+        ]
+        return replace(self.pick(new), left_out=[*self.left_out, *out])
 
     @property
     def branches(self) -> list[Branch]:

@@ -17,7 +17,7 @@ from physim.data import paths_of
 from physim.errors import InputError
 from physim.fitting.earned_levels import earned
 from physim.fitting.empirical_bayes import solve
-from physim.fitting.fit import check_options, merged, unknown_to
+from physim.fitting.fit import check_options, merged, new_to, unknown_to
 from physim.fitting.objective import Problem
 from physim.fitting.observations import METRICS, Observed, groups, observe, weights_of
 from physim.fitting.step_cycles import Trace, observe_steps
@@ -120,7 +120,7 @@ def crossval(
         require_packages(method)
     tables = paths_of(tables, "tables")
     unknown_to(load_fit(base), tables)
-    observed = observe(tables, where)
+    observed = new_to(load_fit(base), observe(tables, where))
     folds = groups(observed.rows, leave_out)
     if len(set(folds)) < 2:
         raise InputError(
