@@ -221,6 +221,8 @@ def _print_recommendation(found: Recommendation) -> None:
         notes += [f"day: price of all windows{scaled}"] if of_day else []
         notes.append(f"per 1M: price of a million generated tokens{scaled}")
     console.print("; ".join(notes), style="dim")
+    if safest := _safest(found.choices):
+        console.print(safest)
     for place, one in enumerate(found.choices, 1):
         console.print(f"{place}: {', '.join(_figures(found.asked.objectives, one))}")
     limits = (f"{place} {one.limited_by}" for place, one in enumerate(found.choices, 1))
@@ -233,6 +235,19 @@ def _print_recommendation(found: Recommendation) -> None:
         total = sum(found.refused.values())
         reason = next(iter(found.refused))
         console.print(f"{total:,} more cannot be, such as: {reason}", style="dim")
+
+
+def _safest(choices: Sequence[Choice]) -> str | None:
+    """Which choice is surest to meet the objectives, and what it takes beside the first."""
+    chances = [min(one.chances.values(), default=0.0) for one in choices]
+    place = max(range(len(choices)), key=chances.__getitem__)
+    if place == 0:
+        return None
+    first, safest = choices[0], choices[place]
+    more = f"{safest.gpus} GPUs for {first.gpus}"
+    if first.cost is not None and safest.cost is not None:
+        more = f"{safest.cost / first.cost - 1:+.0%} in price"
+    return f"safest: {place + 1}, a chance of {chances[place]:.0%} for {chances[0]:.0%} ({more})"
 
 
 def _figures(objectives: Sequence[Objective], one: Choice) -> Iterator[str]:
