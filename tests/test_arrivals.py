@@ -194,7 +194,7 @@ def test_strong_bursts_make_prompts_wait_for_one_another(burstiness):
 )
 def test_evenly_spaced_requests_do_not_wait_for_one_another(engine, tokens, rate):
     case = {"gpu": "h100_sxm", "tp": 2, "engine": engine, "fit": "none"}
-    load = {"input_tokens": tokens, "output_tokens": 200, "rate": rate}
+    load = {"input_tokens": tokens, "output_tokens": 200, "rate": rate, "arrival": "constant"}
     found = physim.check("Qwen/Qwen3-14B", **case, **load)
     for row in found.rows:
         if row.quantity == "ttft":

@@ -182,7 +182,7 @@ def test_above_capacity_the_queue_has_no_latency():
 @pytest.mark.slow
 def test_stages_are_compared_each():
     stages = (physim.Stage(4, 30), physim.Stage(8, 30))
-    found = physim.check(MODEL, **ENGINE, **LENGTHS, stages=stages)
+    found = physim.check(MODEL, **ENGINE, **LENGTHS, stages=stages, arrival="constant")
     assert found.replayed == 360
     assert {row.part for row in found.rows} == {"all", "4/s, 30 s", "8/s, 30 s"}
     for part in ("all", "4/s, 30 s", "8/s, 30 s"):

@@ -132,7 +132,7 @@ def test_looks_at_arrivals_make_first_tokens_late():
         for every in (30, 1)
     )
     assert rare.ttft_s > 1.1 * often.ttft_s
-    open_loop = {"concurrency": None, "rate": 4.0}
+    open_loop = {"concurrency": None, "rate": 4.0, "arrival": "constant"}
     rare, often = (
         physim.predict(case_of("sglang", receive_every=every, **open_loop), fit="none")
         for every in (30, 1)

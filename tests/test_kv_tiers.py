@@ -613,7 +613,6 @@ def test_the_fluid_loads_what_the_replay_loads(engine, prefixes, popularity, rat
         (
             {
                 "rate": None,
-                "arrival": "constant",
                 "concurrency": 64,
                 "requests": 3000,
                 "output_tokens": physim.Lengths.exponential(150),

@@ -59,7 +59,6 @@ def test_the_fluid_finds_what_the_replay_finds(popularity, prefixes):
         (
             {
                 "rate": None,
-                "arrival": "constant",
                 "concurrency": 64,
                 "requests": 3000,
                 "output_tokens": physim.Lengths.exponential(150),
@@ -83,7 +82,7 @@ def test_so_it_does_under_other_loads(options, within):
 @pytest.mark.slow
 @pytest.mark.parametrize("requests", [500, 3000])
 def test_of_clients_the_first_requests_with_each_prefix_compute_it(requests):
-    options: dict[str, Any] = {"rate": None, "arrival": "constant", "concurrency": 32}
+    options: dict[str, Any] = {"rate": None, "concurrency": 32}
     options |= {"requests": requests, "prefixes": 50, "popularity": "uniform"}
     options["output_tokens"] = physim.Lengths.exponential(150)
     fluid, replayed = predicted(**options), predicted(**options, method="replay")
@@ -115,7 +114,7 @@ def state_of(blocks: Any, **load: Any) -> Any:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("load", [{}, {"rate": None, "arrival": "constant", "concurrency": 40}])
+@pytest.mark.parametrize("load", [{}, {"rate": None, "concurrency": 40}])
 def test_the_slope_of_ttft_in_the_size_of_the_cache(load):
     load = {"prefixes": 300, "popularity": "zipf:1", **load}
     ttft = jax.jit(lambda blocks: state_of(blocks, **load).ttft)

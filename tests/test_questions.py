@@ -179,6 +179,7 @@ def test_capacity_agrees_with_bisecting_replays():
             MODEL,
             gpu="h100_sxm",
             stages=[(rate, 8.0)] * 3,
+            arrival="constant",
             method="replay",
             **LOAD,
             **DEPLOYMENT,
