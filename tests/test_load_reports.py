@@ -250,6 +250,20 @@ def test_a_sweep_of_vllm_has_a_row_for_each_run(tmp_path):
             vllm_bench.read(path)
 
 
+def test_a_row_notes_failures_and_another_model(tmp_path):
+    result = json.loads((REPORTS / "vllm_bench.json").read_text())
+    path = tmp_path / "result.json"
+    path.write_text(json.dumps(result | {"completed": 60, "failed": 40}))
+    rows = physim.read_report("vllm-bench", path, model="Qwen/Qwen3-14B", gpu="h100_sxm")
+    note = rows["note"][0]
+    assert "40 of 100 requests failed" in note
+    assert "the report is of the model Qwen/Qwen3-8B" in note
+    # The report says which model it is of.
+    (note,) = physim.read_report("vllm-bench", REPORTS / "vllm_bench.json", gpu="h100_sxm")["note"]
+    assert "failed" not in note
+    assert "of the model" not in note
+
+
 def vllm_bench_result(path, **fields):
     result = json.loads((REPORTS / "vllm_bench.json").read_text())
     path.write_text(json.dumps({**result, **fields}))

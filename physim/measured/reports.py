@@ -148,10 +148,11 @@ def read_report(
         input_tokens = distribution(RequestLengths.read(lengths).inputs).mean
     stages, shown = _stages(kind, files, output_tokens, input_tokens, interval_s)
     of_report = {name: shown.pop(name) for name in _OF_A_REPORT if name in shown}
-    model, gpu = (
-        _known(name, given or of_report.get(name))
-        for name, given in (("model", model), ("gpu", gpu))
-    )
+    called = of_report.get("model") or stages[0].model
+    model = _known("model", model or called)
+    gpu = _known("gpu", gpu or of_report.get("gpu"))
+    if called and not _same_name(model, called):
+        notes = [*notes, f"the report is of the model {called}"]
     if not prompt_groups and "prompt_groups" in of_report:
         prompt_groups = of_report["prompt_groups"]
         prompts_per_group = of_report["prompts_per_group"]
@@ -198,7 +199,7 @@ def read_report(
     if assumed and server_log is None:
         takes = f"as {options['engine']} {options['engine_version']} takes by default"
         notes.append(f"{', '.join(assumed)} {takes}")
-    found["note"] = ["; ".join(filter(None, [note, *notes])) for note in found["note"]]
+    found["note"] = ["; ".join(filter(None, [one.failures, one.note, *notes])) for one in stages]
     return found
 
 
@@ -233,6 +234,14 @@ def _known(name: str, value: str | None) -> str:
     if value is None:
         raise InputError(name, "is missing, and the report does not say it", "give it")
     return value
+
+
+def _same_name(model: str, called: str) -> bool:
+    """Whether a model may be what a report calls it: a file's name says nothing."""
+    if Path(model).suffix == ".json":
+        return True
+    ours, theirs = (Path(name).name.lower() for name in (model, called))
+    return ours in theirs or theirs in ours
 
 
 def _wherever_written(lengths: str | Path) -> str:

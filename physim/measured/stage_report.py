@@ -54,6 +54,7 @@ class StageReport:
             `physim.measured.histogram.bins_in` reads them; None where only means are known,
         itl_bins: likewise for times between tokens,
         e2e_bins: and for those of requests.
+        model: What the load generator calls the model; None if it does not say.
     """
 
     stage: int
@@ -77,6 +78,14 @@ class StageReport:
     ttft_bins: str | None = None
     itl_bins: str | None = None
     e2e_bins: str | None = None
+    model: str | None = None
+
+    @property
+    def failures(self) -> str:
+        """A note on requests that failed, else nothing."""
+        if not self.n_failed:
+            return ""
+        return f"{self.n_failed:,} of {self.n_success + self.n_failed:,} requests failed"
 
 
 def held_back(achieved_rps: float, latency_s: float, bound: float | None) -> bool:

@@ -45,6 +45,7 @@ class _Result(Document):
     burstiness: Positive = 1.0
     max_concurrency: Whole | None = None
     request_throughput: Positive
+    model_id: str | None = None
     total_input_tokens: Whole
     total_output_tokens: Whole
     input_lens: list[Count] | None = None
@@ -151,6 +152,7 @@ def _stage(run: int, result: _Result, path: str, output_len: float | None) -> St
         output_len_std=_spread(result, generated),
         input_len_std=statistics.pstdev(result.input_lens) if result.input_lens else None,
         draft_acceptance=_acceptance(result),
+        model=result.model_id,
     )
 
 

@@ -132,8 +132,7 @@ def predicted(
         prices: Price of one GPU for an hour, by its key, in any currency.
         fit: Name or path of a fit, ``default`` or ``none``.
         **options: The rest of the load, and the engine; see `CaseOptions`. Limits that are given
-            are not offered. Arrivals are ``poisson`` unless another kind is given. Of ``lengths``
-            those that a page offers are the means.
+            are not offered. Of ``lengths`` those that a page offers are the means.
 
     Raises:
         InputError: Some input cannot be used, or no server can be.

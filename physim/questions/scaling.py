@@ -112,8 +112,7 @@ def scale(
         prices: Price of one GPU for an hour, by its key.
         seed: Seed of requests that are drawn, and of what is left to chance.
         fit: Name or path of a fit, ``default`` or ``none``.
-        **options: GPU, deployment, router and arrivals; see `ScaledOptions`. Arrivals are
-            ``poisson`` unless another kind is given.
+        **options: GPU, deployment, router and arrivals; see `ScaledOptions`.
 
     Raises:
         InputError: Some input cannot be used, there are more requests than can be replayed, or no
