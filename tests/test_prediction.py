@@ -90,6 +90,23 @@ def test_a_closed_loop_is_never_saturated():
     assert p.requests_per_s == pytest.approx(p.saturation_rps, rel=0.01)
 
 
+def test_a_jump_of_a_steps_time_is_passed_smoothly():
+    """From 128 to 129 requests a GEMM takes another tile: 20% of a step on an A100."""
+    rates = (10.5, 10.9, 11.1, 11.3, 11.7)
+    cases = [
+        physim.Case.from_options(
+            "Qwen/Qwen3-14B", gpu="a100_sxm", tp=2, rate=rate, input_tokens=786, output_tokens=251
+        )
+        for rate in rates
+    ]
+    found = [1e3 * one.itl_s for one in physim.predict_cases(cases, Corrections())]
+    # Means of two replays of 6,000 requests at the first, second, fourth and last.
+    replayed = {0: 47.5, 1: 55.4, 3: 64.5, 4: 73.7}
+    for place, itl_ms in replayed.items():
+        assert found[place] == pytest.approx(itl_ms, rel=0.07), rates[place]
+    assert found == sorted(found)
+
+
 def test_one_output_token_has_no_itl():
     assert qwen(output_tokens=1).itl_s is None
 

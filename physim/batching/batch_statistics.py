@@ -20,6 +20,9 @@ from physim.types import AnyArray, Number, Scalar
 # And the number of requests at which half of a burst's effect is felt. Both were chosen on
 # benchmarks/fluid_against_replay.py.
 _SOFT, _HALF_FELT = 0.05, 0.7
+# Most that a step grows with the requests in it, relative to them, as far as variances go: beyond,
+# load is above the capacity (benchmarks/real_traffic.py).
+MOST_ELASTIC = 0.9
 
 
 # Evenly spaced requests before one that may still be under way, at most.
@@ -42,6 +45,10 @@ class Nodes(NamedTuple):
     def variance(self, at_low: Number, at_high: Number) -> Number:
         """Variance of what a function is at the two."""
         return self.weight * (1 - self.weight) * (at_high - at_low) ** 2
+
+    def slope(self, at_low: Scalar, at_high: Scalar) -> Scalar:
+        """How a function changes with the count between the two."""
+        return (at_high - at_low) / jnp.maximum(self.high - self.low, LITTLE)
 
     @property
     def weight_of_steps(self) -> Scalar:

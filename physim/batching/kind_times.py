@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
-from physim.batching.batch_statistics import Nodes, decoding
+from physim.batching.batch_statistics import MOST_ELASTIC, Nodes, decoding
 from physim.batching.demand import Demand
 from physim.batching.guards import FULLEST, NEARLY, ROOT, SMALL, TINY
 from physim.batching.limits import Limits
@@ -155,10 +155,15 @@ def kinds_at(
         for value in (sums.low, sums.high)
     )
     looked_at = [singles, shorter, longer, typical]
+    only: Batch = jax.tree.map(lambda x: x[_DECODING - 1][None], batch)
     if separate:
-        looked_at += _beside_ranks(typical, jax.tree.map(lambda x: x[_DECODING - 1][None], batch))
+        looked_at += _beside_ranks(typical, only)
+    # How many decode varies further where a step's time grows with them.
+    far = decoding(occupancy.batch, peaked / (1.0 - MOST_ELASTIC), demand.most_running(slots))
+    looked_at += [_of_other_requests(only, number, host) for number in (far.low, far.high)]
     every: Batch = jax.tree.map(lambda *x: jnp.concatenate(x), *looked_at)
     times = jax.vmap(model)(_with_last_tokens(every, model))
+    at_far, times = times.interval[-2:], jax.tree.map(lambda x: x[:-2], times)
     others = slower = jax.tree.map(lambda x: 0.0 * x[0], times)
     if separate:
         others, slower = _longer_beside_ranks(jax.tree.map(lambda x: x[-3:], times))
@@ -170,6 +175,7 @@ def kinds_at(
         as_seen=beside,
         few=few,
         many=many,
+        far_slope_s=far.slope(*at_far),
         decode_only=decode_only,
         prompts=jax.tree.map(lambda x: _times_of_kinds(x, sums), times),
         others=others,
@@ -186,6 +192,21 @@ def kinds_at(
         lanes=lanes,
         alone_s=times.latency[_DECODING + _TYPICAL] - times.latency[-1],
     )
+
+
+def _of_other_requests(only: Batch, number: Scalar, host: Host) -> Batch:
+    """A step that only decodes, with another number of requests.
+
+    Args:
+        only: The step, alone on its axis.
+        number: How many requests decode in it.
+        host: Tells which steps are too large for a CUDA graph.
+    """
+    times = number / jnp.maximum(only.decode_requests, SMALL)
+    other = replace(
+        only, decode_requests=only.decode_requests * times, attended=only.attended * times
+    )
+    return replace(other, without_graph=host.without_graph(other.tokens, other.prefill_requests))
 
 
 def _coming(

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
-from physim.batching.batch_statistics import Nodes
-from physim.batching.guards import HARDLY, LITTLE, NEARLY, ROOT, SMALL, TINY
+from physim.batching.batch_statistics import MOST_ELASTIC, Nodes
+from physim.batching.guards import HARDLY, NEARLY, ROOT, SMALL, TINY
 from physim.batching.pipeline_turns import Turns
 from physim.batching.prompt_chunks import GROUPS, Chunks, PromptsOfStep
 from physim.pytree import swapped
@@ -32,6 +32,8 @@ class StepKinds(NamedTuple):
         as_seen: Requests that decode, as one of them meets it.
         few: A step that only decodes, with the fewer of them.
         many: A step that only decodes, with the more of them.
+        far_slope_s: How much longer such a step is for each request in it, over a range as wide as
+            can be, seconds.
         decode_only: A step that only decodes, with as many of them as steps have on average.
         prompts: Steps with prompts, by kind.
         others: How much longer the tokens of other data-parallel ranks make these where all of them
@@ -54,6 +56,7 @@ class StepKinds(NamedTuple):
     as_seen: Nodes
     few: StepTime
     many: StepTime
+    far_slope_s: Scalar
     decode_only: StepTime
     prompts: StepTime
     others: StepTime
@@ -79,11 +82,20 @@ class StepKinds(NamedTuple):
         )
         return time
 
-    @property
-    def slope_s(self) -> Scalar:
-        """How much longer a step that only decodes is for each request in it, seconds."""
-        apart = jnp.maximum(self.as_seen.high - self.as_seen.low, LITTLE)
-        return (self.many.interval - self.few.interval) / apart
+    def slope_s(self, batch: Scalar) -> Scalar:
+        """How much longer a step that only decodes is for each request in it, seconds.
+
+        The more so, the further their number varies: where a step's time jumps, beyond the jump.
+
+        Args:
+            batch: Requests that decode in a mean step.
+        """
+        near_s = self.as_seen.slope(self.few.interval, self.many.interval)
+        elastic = jnp.clip(near_s * batch / self.decode.interval, 0.0, MOST_ELASTIC)
+        # Deviations of the number, over those of steps as long as they are and at most.
+        here, most = 1.0 / jnp.sqrt(1.0 - elastic), (1.0 - MOST_ELASTIC) ** -0.5
+        share = (here - 1.0) / (most - 1.0)
+        return near_s - share * jnp.maximum(near_s - self.far_slope_s, 0.0)
 
     @property
     def one_s(self) -> Scalar:

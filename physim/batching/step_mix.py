@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Float
 
 from physim.batching.batch_statistics import (
+    MOST_ELASTIC,
     Nodes,
     arrival_evenness,
     exponential_up_to,
@@ -32,10 +33,6 @@ from physim.service.phases import decode_steps
 from physim.step.mixed_steps import Apart
 from physim.step.model import StepModel, StepTime
 from physim.types import AnyArray, Scalar
-
-# Most that a step grows with the requests in it, relative to them, as far as variances go: beyond,
-# load is above the capacity (benchmarks/real_traffic.py).
-MOST_ELASTIC = 0.9
 
 
 class Steps(Pytree):
@@ -420,7 +417,7 @@ def _bunched(
 
 def _elastic(kinds: StepKinds, batch: Scalar) -> Scalar:
     """Relative change of a step that only decodes for a relative change of those that do."""
-    return jnp.clip(kinds.slope_s * batch / kinds.decode.interval, 0.0, MOST_ELASTIC)
+    return jnp.clip(kinds.slope_s(batch) * batch / kinds.decode.interval, 0.0, MOST_ELASTIC)
 
 
 def _slower(
@@ -437,4 +434,4 @@ def _slower(
         exponential_up_to(1.0 + others(batch, p) - batch, free) for p in (varied, peaked)
     )
     decode_s = kinds.as_seen.mean(kinds.few.interval, kinds.many.interval)
-    return (decode_s + kinds.slope_s * (met - evenly)) / kinds.decode.interval
+    return (decode_s + kinds.slope_s(batch) * (met - evenly)) / kinds.decode.interval

@@ -15,11 +15,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
+from physim.batching.batch_statistics import MOST_ELASTIC
 from physim.batching.demand import Demand
 from physim.batching.guards import EDGE, LITTLE, ROOT, SMALL, TINY
 from physim.batching.prompt_chunks import GROUPS, MEANS
 from physim.batching.step_kinds import FEW, FULL, MANY, added_s
-from physim.batching.step_mix import MOST_ELASTIC
 from physim.fluid.client_percentiles import ClientRequests, Clients, requests_of
 from physim.fluid.distributions import (
     clumped,
