@@ -164,6 +164,7 @@ def test_a_failed_evaluation_leaves_the_old_file(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out.json", "runs.csv"]
 
 
+@pytest.mark.slow
 def test_a_narrow_terminal_keeps_its_numbers(tmp_path):
     runs = tmp_path / "runs.csv"
     pd.DataFrame([{**ROW, "experiment": "a-very-long-name-of-an-experiment" * 3}]).to_csv(runs)
@@ -413,6 +414,7 @@ def test_bad_input_to_fits_is_one_line(tmp_path, arguments, complaint):
     assert not (tmp_path / "f.json").exists()
 
 
+@pytest.mark.slow
 def test_table_from_end_to_end(tmp_path):
     small = ("--max-num-seqs", "64", "--max-num-batched-tokens", "1024", "--max-model-len", "2048")
     out = tmp_path / "qwen"

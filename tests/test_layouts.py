@@ -333,7 +333,10 @@ def test_tables_of_steps_count_padding_once():
     assert seconds == pytest.approx(float(model(batch).latency), rel=1e-3)
 
 
-@pytest.mark.parametrize("clients", [3, 4, 8])
+@pytest.mark.parametrize(
+    "clients",
+    [pytest.param(3, marks=pytest.mark.slow), pytest.param(4, marks=pytest.mark.slow), 8],
+)
 def test_ranks_share_clients_evenly(clients):
     case = case_of(dp=4, ep=4, engine_version="0.15.1", concurrency=clients)
     fluid, replayed = (

@@ -493,9 +493,13 @@ def test_the_kernel_profile_has_tables_only_of_parts_that_there_are():
 
 @pytest.mark.parametrize(
     ("model", "tp"),
-    [(QWEN, 2), ("mistralai/Mixtral-8x7B-v0.1", 4), ("meta-llama/Llama-2-7b-hf", 1)],
+    [
+        pytest.param(QWEN, 2, marks=pytest.mark.slow),
+        ("mistralai/Mixtral-8x7B-v0.1", 4),
+        pytest.param("meta-llama/Llama-2-7b-hf", 1, marks=pytest.mark.slow),
+    ],
 )
-@pytest.mark.parametrize("cached", [0, 560])
+@pytest.mark.parametrize("cached", [pytest.param(0, marks=pytest.mark.slow), 560])
 def test_the_kernel_profile_is_the_model(model, tp, cached, tmp_path):
     load = {"input_tokens": 600, "output_tokens": 248, "cached_tokens": cached, "rate": 4.0}
     about = write_table(
@@ -528,6 +532,7 @@ def test_the_kernel_profile_is_the_model(model, tp, cached, tmp_path):
     assert profile["error_pct"]["mixed_steps"] < said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tp", [1, 2])
 def test_the_kernel_profile_has_a_cached_prompt_of_the_load(tp, tmp_path):
     about = write_table(
@@ -644,10 +649,14 @@ def test_linear_steps_are_blis_blackbox(general, folder):
 @pytest.mark.parametrize(
     ("tp", "change"),
     [
-        (1, {}),
-        (2, {"arrival": "poisson"}),
-        (2, {"cached_tokens": 0, "arrival": "poisson"}),
-        (2, {"cached_tokens": 0, "input_tokens": 2000, "stages": (Stage(4.0, 600.0),)}),
+        pytest.param(1, {"arrival": "constant"}, marks=pytest.mark.slow),
+        pytest.param(2, {}, marks=pytest.mark.slow),
+        (2, {"cached_tokens": 0}),
+        pytest.param(
+            2,
+            {"cached_tokens": 0, "input_tokens": 2000, "stages": (Stage(4.0, 600.0),)},
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_a_linear_model_and_its_alpha_are_the_full_model(tp, change, tmp_path):
