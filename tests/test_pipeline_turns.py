@@ -2,6 +2,7 @@
 
 from collections import deque
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -36,6 +37,21 @@ def test_who_is_behind_a_long_step_ends_right_after_it():
     # the one before, and the next one a second later.
     times, share = jnp.array([8.0, 9.0, 4.0]), jnp.array([1e-6, 0.0, 1.0])
     assert turns(4).ends_apart_s(times, share) == pytest.approx([5.0, 6.0, 1.0], rel=1e-4)
+
+
+def test_slopes_are_numbers_in_32_bits():
+    """Where every step is as long as the longest, none is shorter, in 32 bits exactly so."""
+    single = jnp.float32
+    times, share = jnp.array([3.0, 5.0, 1.0], single), jnp.array([1.0, 0.0, 0.0], single)
+
+    def mean_s(times, share):
+        numbers = (jnp.asarray(x, single) for x in (1.0, 0.0, 0.0))
+        lanes, filled, follows = numbers
+        found = Turns(lanes, FULL, filled, follows, jnp.zeros(3, single))
+        return share @ found.longest(times, share) @ times
+
+    for slope in jax.grad(mean_s, (0, 1))(times, share):
+        assert np.isfinite(slope).all()
 
 
 def drawn(lanes, draw, count):

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Float
 
-from physim.batching.guards import TINY
+from physim.batching.guards import SMALL, TINY
 from physim.types import AnyArray, Scalar
 
 
@@ -103,6 +103,7 @@ class Turns(NamedTuple):
             free = jnp.maximum(1.0 - chance, TINY)
             off = chance - least * (1.0 + more * free**self.lanes)
             chance -= off / (1.0 + least * more * self.lanes * free ** (self.lanes - 1.0))
-        chance = jnp.clip(chance, TINY, 1.0 - TINY)
+        # The most that is less than one in 32 bits, too.
+        chance = jnp.clip(chance, TINY, 1.0 - SMALL)
         others = begin * -jnp.expm1(self.lanes * jnp.log1p(-chance)) / chance - begin
         return jnp.clip(1.0 - others / none, 0.0, 1.0)
