@@ -139,12 +139,7 @@ def kinds_at(
     )
     # One more step: the same as a typical one, with those that an arriving request meets in it.
     typical: Batch = jax.tree.map(lambda x: x[_DECODING + _TYPICAL][None], batch)
-    fewer = occupancy.batch / jnp.maximum(with_prompts, SMALL)
-    typical = replace(
-        typical,
-        decode_requests=typical.decode_requests * fewer,
-        attended=typical.attended * fewer,
-    )
+    typical = _with_decoding(typical, occupancy.batch / jnp.maximum(with_prompts, SMALL))
     # How long several prompts take bends with how many tokens they have together.
     several: Batch = jax.tree.map(lambda x: x[_DECODING + FEW :], batch)
     room = occupancy.room / several.prefill_tokens
@@ -194,6 +189,13 @@ def kinds_at(
     )
 
 
+def _with_decoding(step: Batch, times: Float[AnyArray, "*steps"]) -> Batch:
+    """A step in which so many times as many requests decode, with contexts as long."""
+    return replace(
+        step, decode_requests=step.decode_requests * times, attended=step.attended * times
+    )
+
+
 def _of_other_requests(only: Batch, number: Scalar, host: Host) -> Batch:
     """A step that only decodes, with another number of requests.
 
@@ -202,10 +204,7 @@ def _of_other_requests(only: Batch, number: Scalar, host: Host) -> Batch:
         number: How many requests decode in it.
         host: Tells which steps are too large for a CUDA graph.
     """
-    times = number / jnp.maximum(only.decode_requests, SMALL)
-    other = replace(
-        only, decode_requests=only.decode_requests * times, attended=only.attended * times
-    )
+    other = _with_decoding(only, number / jnp.maximum(only.decode_requests, SMALL))
     return replace(other, without_graph=host.without_graph(other.tokens, other.prefill_requests))
 
 

@@ -91,11 +91,20 @@ class StepKinds(NamedTuple):
             batch: Requests that decode in a mean step.
         """
         near_s = self.as_seen.slope(self.few.interval, self.many.interval)
-        elastic = jnp.clip(near_s * batch / self.decode.interval, 0.0, MOST_ELASTIC)
+        elastic = self.elastic(near_s, batch)
         # Deviations of the number, over those of steps as long as they are and at most.
         here, most = 1.0 / jnp.sqrt(1.0 - elastic), (1.0 - MOST_ELASTIC) ** -0.5
         share = (here - 1.0) / (most - 1.0)
         return near_s - share * jnp.maximum(near_s - self.far_slope_s, 0.0)
+
+    def elastic(self, slope_s: Scalar, batch: Scalar) -> Scalar:
+        """Relative change of a step that only decodes for a relative change of those that do.
+
+        Args:
+            slope_s: How much longer it is for each request in it, seconds.
+            batch: Requests that decode in a mean step.
+        """
+        return jnp.clip(slope_s * batch / self.decode.interval, 0.0, MOST_ELASTIC)
 
     @property
     def one_s(self) -> Scalar:

@@ -9,7 +9,6 @@ import jax.numpy as jnp
 from jaxtyping import Float
 
 from physim.batching.batch_statistics import (
-    MOST_ELASTIC,
     Nodes,
     arrival_evenness,
     exponential_up_to,
@@ -185,7 +184,7 @@ def _steps_of_both(
     # Of the time that prompts take, what more of them add: launches, say, are there with the first.
     further = kinds.adding_s / jnp.maximum(kinds.one_s - decode.latency, TINY)
     bunched = _bunched(kinds, demand, taken * jnp.minimum(further, 1.0), each)
-    elastic = _elastic(kinds, occupancy.batch)
+    elastic = kinds.elastic(kinds.slope_s(occupancy.batch), occupancy.batch)
     steps = Steps(
         mixed_share=jnp.sum(of_steps),
         mean=mean,
@@ -277,7 +276,7 @@ def _steps_apart(
     by_turn = longer**2 * sizes * cv2 * prefilling
     by_turn /= (1 - held_up**2) * mean.interval**2
     bunched = _bunched(kinds, demand, held_up, each_s)
-    elastic = _elastic(kinds, occupancy.batch)
+    elastic = kinds.elastic(kinds.slope_s(occupancy.batch), occupancy.batch)
     kind_share = kinds.shares(kinds.prompts.latency, decode.latency)
     kind_share *= run.of_any / (1.0 + run.steps) / jnp.sum(kind_share)
     by_step = _cv2_of(kinds, kind_share)
@@ -413,11 +412,6 @@ def _bunched(
     clumped = demand.arrival_cv2 + met * (clumped - demand.arrival_cv2)
     # A client that decodes has no request on its way.
     return peakedness(jnp.where(demand.closed, demand.arrival_cv2, clumped), demand.evenness)
-
-
-def _elastic(kinds: StepKinds, batch: Scalar) -> Scalar:
-    """Relative change of a step that only decodes for a relative change of those that do."""
-    return jnp.clip(kinds.slope_s(batch) * batch / kinds.decode.interval, 0.0, MOST_ELASTIC)
 
 
 def _slower(

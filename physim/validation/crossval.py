@@ -119,8 +119,9 @@ def crossval(
             raise InputError("method", f"{method!r} is unknown", f"use one of {', '.join(known)}")
         require_packages(method)
     tables = paths_of(tables, "tables")
-    unknown_to(load_fit(base), tables)
-    observed = new_to(load_fit(base), observe(tables, where))
+    before = load_fit(base)
+    unknown_to(before, tables)
+    observed = new_to(before, observe(tables, where))
     folds = groups(observed.rows, leave_out)
     if len(set(folds)) < 2:
         raise InputError(
