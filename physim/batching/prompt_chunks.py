@@ -108,6 +108,10 @@ class Chunks(NamedTuple):
         """Mean over all prompts."""
         return jnp.sum(GROUPS * of_group)
 
+    def cv2(self, of_group: Float[AnyArray, " groups"]) -> Scalar:
+        """Squared coefficient of variation over all prompts."""
+        return self.mean(of_group**2) / self.mean(of_group) ** 2 - 1.0
+
     @property
     def mean_last(self) -> Scalar:
         """Tokens of the last chunk of a prompt, mean."""

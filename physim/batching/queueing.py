@@ -44,13 +44,30 @@ def peakedness(arrival_cv2: Scalar, evenness: Scalar) -> Scalar:
     return jnp.maximum(1.0 + (arrival_cv2 - 1.0) * evenness, 0.0)
 
 
+class Varied(NamedTuple):
+    """How far requests come and stay by chance.
+
+    Attributes:
+        peaked: Peakedness of the number that run,
+        clumped: and of that number where prompts hold others up while more come.
+        arrival_cv2: Squared coefficient of variation of the times between arrivals,
+        steps_cv2: of the steps of a request,
+        prompt_cv2: and of the time that its prompt takes.
+    """
+
+    peaked: Scalar | float = 1.0
+    clumped: Scalar | float = 1.0
+    arrival_cv2: Scalar | float = 1.0
+    steps_cv2: Scalar | float = 1.0
+    prompt_cv2: Scalar | float = 1.0
+
+
 def wait_for_a_slot(
     offered: Scalar,
     slots: Scalar,
     slowest: Scalar,
     slower: Scalar,
-    peaked: Scalar,
-    variability: Scalar,
+    varied: Varied,
     prompts: Scalar | float = 0.0,
 ) -> tuple[Scalar, Scalar]:
     """Mean number of requests that wait for a slot by chance, and the chance that one has to.
@@ -64,18 +81,20 @@ def wait_for_a_slot(
     that run while others take their places; below the slots prompts come as requests do, however
     many run, and take the same share of the time.
 
+    With all slots taken a prompt is computed whenever a request ends, not whenever one comes. So
+    there are no clumps in the tail, and of the time between two ends only the part that prompts
+    leave varies as lengths do.
+
     Args:
         offered: Steps that arriving requests need, per second.
         slots: Requests that may run.
         slowest: Time of a step with all slots taken, seconds.
         slower: How much longer a step is for each request in it, seconds.
-        peaked: Peakedness of the number that run.
-        variability: Mean of the squared coefficients of variation of the times between arrivals and
-            of the steps of a request.
-        prompts: Of that, what is for the prompts of those that take the places of others.
+        varied: How far requests come and stay by chance.
+        prompts: Of ``slower``, what is for the prompts of those that take the places of others.
     """
     # Where arrivals and lengths are more even, no chance is left worth a sum.
-    unit = jnp.maximum(peaked, HARDLY)
+    unit, in_tail = (jnp.maximum(x, HARDLY) for x in (varied.clumped, varied.peaked))
     load, room = offered / unit, slots / unit
     fixed = jnp.maximum(slowest - slower * slots, HARDLY * slowest)
     slope = (slowest - fixed) / room
@@ -98,8 +117,11 @@ def wait_for_a_slot(
     # All counts but the last, which stands for the integral over the half unit below the slots.
     inside = jnp.clip((room - 0.5 - counts) / gap + 0.5, 0.0, 1.0)
     below = jnp.sum(inside * jnp.exp(logs)) * gap
-    beyond = jnp.exp(logs[-1]) / (1.0 - full)
+    beyond = jnp.exp(logs[-1]) * jnp.minimum(in_tail / unit, 1.0) / (1.0 - full)
     chance = beyond / (below + beyond)
+    by_prompts = jnp.minimum(prompts * slots / slowest, NEARLY)
+    stays_cv2 = (1.0 - by_prompts) ** 2 * varied.steps_cv2 + by_prompts**2 * varied.prompt_cv2
+    variability = (varied.arrival_cv2 + stays_cv2) / 2
     return chance * variability * full / (1.0 - full), chance
 
 

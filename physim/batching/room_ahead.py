@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import jax.numpy as jnp
 
-from physim.batching.queueing import wait_for_a_slot
+from physim.batching.queueing import Varied, wait_for_a_slot
 from physim.inputs.load import Load
 from physim.pytree import Pytree
 from physim.service.policy import places_of
@@ -74,7 +74,6 @@ class RoomAhead(Pytree):
         """
         stay_s = before_s + answer_s
         places = stay_s * self.rps(before_s, answer_s)
-        # Half of Poisson arrivals' squared coefficient of variation; stays have next to none.
-        variability = 0.5
-        waiting, chance = wait_for_a_slot(rate * stay_s, places, 1.0, 0.0, 1.0, variability)
+        alike = Varied(steps_cv2=0.0)
+        waiting, chance = wait_for_a_slot(rate * stay_s, places, 1.0, 0.0, alike)
         return waiting / rate, chance

@@ -69,6 +69,8 @@ class Steps(Pytree):
         longer_s: How much longer a gap is for each of them.
         lone: Share of the prompts that come alone in their step.
         arriving: How many come together else.
+        added: Share of the time that goes with the number of prompts: what more of them add.
+        prompt_cv2: Squared coefficient of variation of the time that a prompt takes.
         bunched: Variance of the number of requests that decode, over its mean, were all steps as
             long.
         varied: The same with steps as long as they are.
@@ -105,6 +107,8 @@ class Steps(Pytree):
     longer_s: Scalar
     lone: Scalar
     arriving: Nodes
+    added: Scalar
+    prompt_cv2: Scalar
     bunched: Scalar
     varied: Scalar
     elastic: Scalar
@@ -178,12 +182,12 @@ def _steps_of_both(
     )
     mean: StepTime = jax.tree.map(jnp.add, decode, prompts)
     spread = kinds.spread(of_steps, *times)
-    each = kinds.of_whole_prompts(more.interval)
+    sizes = chunks.cv2(kinds.of_whole_prompts(more.interval))
     kinds = kinds.held_up(of_steps)
     taken = jnp.minimum(prompts.interval / mean.interval, NEARLY)
     # Of the time that prompts take, what more of them add: launches, say, are there with the first.
-    further = kinds.adding_s / jnp.maximum(kinds.one_s - decode.latency, TINY)
-    bunched = _bunched(kinds, demand, taken * jnp.minimum(further, 1.0), each)
+    added = taken * jnp.minimum(kinds.adding_s / jnp.maximum(kinds.one_s - decode.latency, TINY), 1.0)
+    bunched = _bunched(kinds, demand, added, sizes)
     elastic = kinds.elastic(kinds.slope_s(occupancy.batch), occupancy.batch)
     steps = Steps(
         mixed_share=jnp.sum(of_steps),
@@ -221,6 +225,8 @@ def _steps_of_both(
         longer_s=prompts.interval / occupancy.prefilling,
         lone=kinds.lone(of_steps),
         arriving=kinds.come.arriving,
+        added=added,
+        prompt_cv2=sizes,
         bunched=bunched,
         # The more there are, the later they leave.
         varied=bunched / (1.0 - jnp.where(demand.closed, 0.0, elastic)),
@@ -267,15 +273,15 @@ def _steps_apart(
     mean: StepTime = jax.tree.map(lambda d, p: run.sole_rank * d + run.of_any * p, decode, computed)
     taken = mean.interval - decode.interval
     longer = taken / prefilling
-    each_s = kinds.of_whole_prompts(kinds.prompts.interval)
-    sizes = chunks.mean(each_s**2) / chunks.mean(each_s) ** 2
+    sizes = chunks.cv2(kinds.of_whole_prompts(kinds.prompts.interval))
     # Of clients, those of all prompts together are met; else steps one by one, decode or prompts.
     single = jnp.where(demand.closed, 0.0, run.steps)
     step = mean.interval / (1.0 + single)
     held_up = jnp.minimum(taken / mean.interval, NEARLY)
-    by_turn = longer**2 * sizes * cv2 * prefilling
+    by_turn = longer**2 * (1.0 + sizes) * cv2 * prefilling
     by_turn /= (1 - held_up**2) * mean.interval**2
-    bunched = _bunched(kinds, demand, held_up, each_s)
+    bunched = _bunched(kinds, demand, held_up, sizes)
+    added = held_up * jnp.minimum(kinds.adding_s / kinds.one_s, 1.0)
     elastic = kinds.elastic(kinds.slope_s(occupancy.batch), occupancy.batch)
     kind_share = kinds.shares(kinds.prompts.latency, decode.latency)
     kind_share *= run.of_any / (1.0 + run.steps) / jnp.sum(kind_share)
@@ -317,6 +323,8 @@ def _steps_apart(
         longer_s=longer,
         lone=kinds.lone(kind_share),
         arriving=kinds.come.arriving,
+        added=added,
+        prompt_cv2=sizes,
         bunched=bunched,
         # The more there are, the later they leave.
         varied=bunched / (1.0 - jnp.where(demand.closed, 0.0, elastic)),
@@ -381,7 +389,7 @@ def _met(
 
 
 def _bunched(
-    kinds: StepKinds, demand: Demand, taken: Scalar, each_s: Float[AnyArray, " groups"]
+    kinds: StepKinds, demand: Demand, taken: Scalar, sizes: Scalar
 ) -> Scalar:
     """Variance of the number of requests that decode, over its mean, were all steps as long.
 
@@ -399,9 +407,8 @@ def _bunched(
         kinds: The kinds of steps.
         demand: The load.
         taken: Share of the time that prompts take.
-        each_s: Time that a prompt takes, by its group, seconds.
+        sizes: Squared coefficient of variation of the time that a prompt takes.
     """
-    sizes = kinds.chunks.mean(each_s**2) / kinds.chunks.mean(each_s) ** 2 - 1.0
     stamped = demand.stamped(demand.arrival_cv2)
     others = demand.arrival_cv2 - stamped
     clumped = stamped + (others + taken**2 * sizes) / (1.0 - taken) ** 2

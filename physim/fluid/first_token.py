@@ -15,7 +15,7 @@ from physim.batching.limits import Limits
 from physim.batching.looks import looks_at
 from physim.batching.occupancy import Occupancy
 from physim.batching.prompt_chunks import GROUPS
-from physim.batching.queueing import coming_together, wait_for_tokens
+from physim.batching.queueing import Varied, coming_together, peakedness, wait_for_tokens
 from physim.batching.step_kinds import FULL, KINDS
 from physim.batching.step_mix import Steps
 from physim.corrections.fields import Corrections
@@ -107,6 +107,7 @@ class Local(NamedTuple):
         second: and the chance that it is more than one.
         crowd: Prefill chunks of such a step, mean.
         longer: How much longer a step is for each of them.
+        prompt_cv2: Squared coefficient of variation of the time that a prompt takes.
         bunched: Variance of the number of requests that decode, over its mean, were steps alike,
         varied: and as they are.
         prefill: Steps that compute a prompt, by its group.
@@ -146,6 +147,7 @@ class Local(NamedTuple):
     second: Scalar
     crowd: Scalar
     longer: Scalar
+    prompt_cv2: Scalar
     bunched: Scalar
     varied: Scalar
     hidden: Scalar
@@ -157,6 +159,21 @@ class Local(NamedTuple):
     kind_tokens: Float[AnyArray, " kinds"]
     kind_tokens_cv2: Float[AnyArray, " kinds"]
     kind_share: Float[AnyArray, " kinds"]
+
+    def varied_requests(self, demand: Demand, by_blocks: Scalar) -> Varied:
+        """How far requests come and stay by chance.
+
+        Args:
+            demand: The load.
+            by_blocks: What their KV blocks add to the peakedness of the number that run.
+        """
+        return Varied(
+            peakedness(demand.arrival_cv2, demand.evenness) + by_blocks,
+            self.bunched + by_blocks,
+            demand.arrival_cv2,
+            demand.output_cv2,
+            self.prompt_cv2,
+        )
 
     def seen_s(self, replacing: Scalar) -> Scalar:
         """A step as a decoding request meets it where so many start because others finish, seconds.
@@ -259,6 +276,7 @@ def local(
         second=steps.second,
         crowd=steps.crowd,
         longer=steps.longer_s,
+        prompt_cv2=steps.prompt_cv2,
         bunched=steps.bunched,
         varied=steps.varied,
         hidden=steps.hidden_s,

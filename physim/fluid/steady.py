@@ -425,7 +425,6 @@ def _observed(
     met = local(steps, occupancy, model.corrections, demand, limits)
     loading = jnp.zeros_like(step) if demand.loading_s is None else demand.loading_s
     with_slot = loading if demand.fetching_s is None else loading - demand.fetching_s
-    variability = (demand.arrival_cv2 + demand.output_cv2) / 2
     # Mean steps of those that run, with all slots taken and with a part of them.
     _, full, part = crowded
     held = occupancy.chunks + demand.decode_steps + limits.async_scheduling + with_slot / step
@@ -434,9 +433,8 @@ def _observed(
         balance.slots,
         full,
         (full - part) / ((1 - _PART_FULL) * balance.slots),
-        steps.bunched + varied_by_blocks(limits, demand),
-        variability,
-        (1.0 - steps.found_alone_s / steps.found_s) / (balance.throughput * held),
+        met.varied_requests(demand, varied_by_blocks(limits, demand)),
+        steps.added / (balance.throughput * held),
     )
     wait = jnp.where(closed, 0.0, waiting / balance.throughput)
     # Clients who think come by chance, as requests of an open loop do.

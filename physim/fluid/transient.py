@@ -232,21 +232,20 @@ class Fluid(Pytree):
         met = jax.vmap(met_with)(jnp.array(_SHARES))
         step = met.mean
         slowest, slower = step[-2], (step[-2] - step[-3]) / ((1 - _SHARES[-3]) * self.slots)
-        variability = (demand.arrival_cv2 + demand.output_cv2) / 2
         by_blocks = varied_by_blocks(self.limits, demand)
 
-        def waiting_at(share: Scalar, step: Scalar, alone: Scalar, bunched: Scalar) -> Scalar:
+        def waiting_at(share: Scalar, met: Local) -> Scalar:
+            step = met.mean
             offered = share * self.slots / step
             # Where steps with all slots taken are so long that fewer requests are served than now,
             # chance alone does not lead there.
             longest = jnp.minimum(slowest, step / jnp.minimum(share, 1.0) * _SERVED)
-            prompts = (1.0 - alone / step) / offered
-            waiting, _ = wait_for_a_slot(
-                offered, self.slots, longest, slower, bunched + by_blocks, variability, prompts
-            )
+            prompts = (1.0 - met.decode_only / step) / offered
+            varied = met.varied_requests(demand, by_blocks)
+            waiting, _ = wait_for_a_slot(offered, self.slots, longest, slower, varied, prompts)
             return waiting * (1.0 - jnp.minimum(share, _MOST_TAKEN)) * self.slots
 
-        return jax.vmap(waiting_at)(jnp.array(_SHARES), step, met.decode_only, met.bunched)
+        return jax.vmap(waiting_at)(jnp.array(_SHARES), met)
 
     def local(self, share: Scalar, start: Scalar, age: Scalar, full: Scalar) -> Local:
         """What a request meets, between the knots of the table.
