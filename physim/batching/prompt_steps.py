@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -59,16 +60,27 @@ def steps_by_prompts(kinds: StepKinds, limits: Limits) -> StepsByPrompts:
         limits: The engine's limits.
     """
     chunks = kinds.chunks.number
-    one: StepTime = jax.tree.map(
-        lambda x: (
-            (jnp.tensordot(GROUPS, x[:FULL], 1, precision="highest") + (chunks - 1.0) * x[FULL])
-            / chunks
-        ),
-        kinds.prompts,
+    last: StepTime = jax.tree.map(
+        lambda x: jnp.tensordot(GROUPS, x[:FULL], 1, precision="highest"), kinds.prompts
     )
+    full: StepTime = jax.tree.map(lambda x: x[FULL], kinds.prompts)
+
+    def of_chunks(last: StepTime, full: StepTime) -> StepTime:
+        """What each chunk of a prompt takes, from what the last one does and the full ones do."""
+        each: StepTime = jax.tree.map(lambda x, y: (x + (chunks - 1.0) * y) / chunks, last, full)
+        return each
+
+    one = of_chunks(last, full)
     several, most = kinds.numbers[FEW], kinds.numbers[MANY]
     few, many = (_beside_full(kinds, kind, limits) for kind in (FEW, MANY))
     each, further = _slope(one, few, several - 1.0), _slope(few, many, most - several)
+    # On one rank a chunk that fills a step has it to itself, so that only last ones come together.
+    of_last = _slope(last, few, several - 1.0)
+    beyond: StepTime = jax.tree.map(lambda x, y, z: x - (y - z), full, last, of_last)
+    each, further = (
+        jax.tree.map(partial(jnp.where, limits.ranks > 1), of_any, of_chunks(own, beyond))
+        for of_any, own in ((each, of_last), (further, further))
+    )
     return StepsByPrompts(one, each, further, several)
 
 

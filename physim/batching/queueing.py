@@ -132,11 +132,14 @@ class TokenQueue(NamedTuple):
         wait_s: Wait for tokens that are left over when it comes, mean, seconds.
         chance: Chance that there are any.
         cv: Coefficient of variation of the wait where there are some.
+        behind_s: How long steps are full once the prompt is computed, mean, seconds. As much is
+            left behind it as it found, and while that is worked off more comes.
     """
 
     wait_s: Scalar
     chance: Scalar
     cv: Scalar
+    behind_s: Scalar
 
 
 def wait_for_tokens(
@@ -215,7 +218,8 @@ def wait_for_tokens(
     cv = jnp.sqrt((cv2 + number - 1.0) / number + ROOT)
     wait *= more * come * full_s
     # The queue begins where there is none.
-    return TokenQueue(wait / (1.0 + chance), chance / (1.0 + chance), cv)
+    wait /= 1.0 + chance
+    return TokenQueue(wait, chance / (1.0 + chance), cv, wait / (1.0 - load))
 
 
 class Together(NamedTuple):

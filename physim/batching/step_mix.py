@@ -69,6 +69,7 @@ class Steps(Pytree):
         longer_s: How much longer a gap is for each of them.
         lone: Share of the prompts that come alone in their step.
         arriving: How many come together else.
+        free: Slots that are free, mean.
         added: Share of the time that goes with the number of prompts: what more of them add.
         prompt_cv2: Squared coefficient of variation of the time that a prompt takes.
         bunched: Variance of the number of requests that decode, over its mean, were all steps as
@@ -107,6 +108,7 @@ class Steps(Pytree):
     longer_s: Scalar
     lone: Scalar
     arriving: Nodes
+    free: Scalar
     added: Scalar
     prompt_cv2: Scalar
     bunched: Scalar
@@ -225,6 +227,7 @@ def _steps_of_both(
         longer_s=prompts.interval / occupancy.prefilling,
         lone=kinds.lone(of_steps),
         arriving=kinds.come.arriving,
+        free=demand.most_running(slots) - occupancy.batch,
         added=added,
         prompt_cv2=sizes,
         bunched=bunched,
@@ -323,6 +326,7 @@ def _steps_apart(
         longer_s=longer,
         lone=kinds.lone(kind_share),
         arriving=kinds.come.arriving,
+        free=demand.most_running(slots) - occupancy.batch,
         added=added,
         prompt_cv2=sizes,
         bunched=bunched,

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
+from physim.batching.batch_statistics import exponential_up_to
 from physim.batching.demand import Demand
 from physim.batching.guards import LITTLE, TINY
 from physim.batching.limits import Limits
@@ -18,9 +19,11 @@ from physim.batching.prompt_chunks import GROUPS
 from physim.batching.queueing import Varied, coming_together, peakedness, wait_for_tokens
 from physim.batching.step_kinds import FULL, KINDS
 from physim.batching.step_mix import Steps
+from physim.batching.strata import PARTS
 from physim.corrections.fields import Corrections
 from physim.fluid.found_steps import found_steps
 from physim.pytree import Pytree
+from physim.service.phases import decode_steps
 from physim.step.front_end import handover_steps, output_s, outside_s, tokens_outside_s
 from physim.types import AnyArray, Scalar
 
@@ -250,8 +253,14 @@ def local(
     outside = front_end_s(corrections, demand, limits) + output_s(corrections, beside + 1.0)
     if demand.loading_s is not None:
         outside += demand.loading_s
+    # Where prompts go first, a request decodes once those behind it are computed: no more of them
+    # than there are slots.
+    each_s = steps.full_s * jnp.sum(PARTS * prompts) / occupancy.room
+    behind_s = exponential_up_to(tokens.behind_s, steps.free * each_s)
+    answers = jnp.mean(jnp.clip(decode_steps(demand.output_steps), 0.0, 1.0))
+    behind_s *= limits.prompts_apart * answers / jnp.maximum(demand.decode_steps, LITTLE)
     return Local(
-        as_seen=steps.as_seen.interval,
+        as_seen=steps.as_seen.interval + behind_s,
         mean=steps.mean.interval,
         outside=outside,
         token=tokens_outside_s(corrections, limits.prompt_token_s),

@@ -407,7 +407,6 @@ def _observed(
     limits: Limits,
 ) -> SteadyState:
     occupancy, steps = balance.occupancy, balance.steps
-    itl = steps.as_seen.interval
     running = occupancy.batch + occupancy.prefilling
     closed, level = demand.closed, arrival_evenness(demand.burst_cv2)
     # Whether a step is under way when a request arrives: by chance, or one of the others'.
@@ -423,6 +422,7 @@ def _observed(
     if demand.contexts is not None:
         busy = jnp.where(demand.closed & ~demand.in_rounds, _busy_others(demand, running), busy)
     met = local(steps, occupancy, model.corrections, demand, limits)
+    itl = met.as_seen
     loading = jnp.zeros_like(step) if demand.loading_s is None else demand.loading_s
     with_slot = loading if demand.fetching_s is None else loading - demand.fetching_s
     # Mean steps of those that run, with all slots taken and with a part of them.
