@@ -188,7 +188,9 @@ def _steps_of_both(
     kinds = kinds.held_up(of_steps)
     taken = jnp.minimum(prompts.interval / mean.interval, NEARLY)
     # Of the time that prompts take, what more of them add: launches, say, are there with the first.
-    added = taken * jnp.minimum(kinds.adding_s / jnp.maximum(kinds.one_s - decode.latency, TINY), 1.0)
+    added = taken * jnp.minimum(
+        kinds.adding_s / jnp.maximum(kinds.one_s - decode.latency, TINY), 1.0
+    )
     bunched = _bunched(kinds, demand, added, sizes)
     elastic = kinds.elastic(kinds.slope_s(occupancy.batch), occupancy.batch)
     steps = Steps(
@@ -392,9 +394,7 @@ def _met(
     return met / occupancy.prompts
 
 
-def _bunched(
-    kinds: StepKinds, demand: Demand, taken: Scalar, sizes: Scalar
-) -> Scalar:
+def _bunched(kinds: StepKinds, demand: Demand, taken: Scalar, sizes: Scalar) -> Scalar:
     """Variance of the number of requests that decode, over its mean, were all steps as long.
 
     Counted in steps, requests come in clumps: prompts hold up the engine while others arrive. Of

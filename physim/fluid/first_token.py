@@ -97,6 +97,7 @@ class Local(NamedTuple):
         queue: Wait for tokens of prompts that came in earlier steps.
         queued: Chance that there are any.
         queue_cv: Coefficient of variation of the wait where there are.
+        behind: Wait for prompts behind its own before it decodes, where prompts go first.
         later: How much later it ends for those that came in the same step and are before it.
         is_later: Chance that it does.
         own_prefill: A prefill step of its own, mean.
@@ -137,6 +138,7 @@ class Local(NamedTuple):
     queue: Scalar
     queued: Scalar
     queue_cv: Scalar
+    behind: Scalar
     later: Scalar
     is_later: Scalar
     own_prefill: Scalar
@@ -162,6 +164,15 @@ class Local(NamedTuple):
     kind_tokens: Float[AnyArray, " kinds"]
     kind_tokens_cv2: Float[AnyArray, " kinds"]
     kind_share: Float[AnyArray, " kinds"]
+
+    def behind_each_s(self, demand: Demand) -> Scalar:
+        """Wait for prompts behind its own over the gaps of a request, mean, seconds.
+
+        Args:
+            demand: The load.
+        """
+        decodes = jnp.mean(jnp.clip(decode_steps(demand.output_steps), 0.0, 1.0))
+        return self.behind * decodes / jnp.maximum(demand.decode_steps, LITTLE)
 
     def varied_requests(self, demand: Demand, by_blocks: Scalar) -> Varied:
         """How far requests come and stay by chance.
@@ -257,10 +268,8 @@ def local(
     # than there are slots.
     each_s = steps.full_s * jnp.sum(PARTS * prompts) / occupancy.room
     behind_s = exponential_up_to(tokens.behind_s, steps.free * each_s)
-    answers = jnp.mean(jnp.clip(decode_steps(demand.output_steps), 0.0, 1.0))
-    behind_s *= limits.prompts_apart * answers / jnp.maximum(demand.decode_steps, LITTLE)
     return Local(
-        as_seen=steps.as_seen.interval + behind_s,
+        as_seen=steps.as_seen.interval,
         mean=steps.mean.interval,
         outside=outside,
         token=tokens_outside_s(corrections, limits.prompt_token_s),
@@ -272,6 +281,7 @@ def local(
         queue=tokens.wait_s,
         queued=tokens.chance,
         queue_cv=tokens.cv,
+        behind=jnp.where(demand.in_rounds, 0.0, limits.prompts_apart * behind_s),
         later=later_s,
         is_later=joined * shared.is_later,
         own_prefill=steps.own_s_beside(same_step),

@@ -417,6 +417,31 @@ def gaps(
     return alone + jnp.where(points[:, _PHASE] < met, longer, 0.0)
 
 
+def behind_s(local: Local, points: Float[AnyArray, "points parts"]) -> Float[AnyArray, " points"]:
+    """How long requests wait for prompts behind theirs before they decode, seconds.
+
+    Args:
+        local: What they meet.
+        points: The points of a lattice.
+    """
+    place = (points[:, _SLOT] + points[:, _BESIDE]) % 1.0
+    return local.behind * drawn_at_times(place, local.queued, local.queue_cv)
+
+
+def behind_in_gaps_s(
+    local: Local, demand: Demand, points: Float[AnyArray, "points parts"]
+) -> Float[AnyArray, " points"]:
+    """The same in gaps between tokens, of which the first of each request has it, seconds.
+
+    Args:
+        local: What requests meet.
+        demand: The load.
+        points: The points.
+    """
+    is_first = (points[:, _FOUND] + points[:, _BEFORE]) % 1.0 * demand.decode_steps < 1.0
+    return jnp.where(is_first, behind_s(local, points), 0.0)
+
+
 def _steps_beyond_first(
     local: Local, points: Float[AnyArray, " points"]
 ) -> Float[AnyArray, " points"]:
@@ -511,7 +536,7 @@ def steady_latencies(chances: Chances, itl: Scalar, demand: Demand) -> Drawn:
         itl: Mean time from one token to the next, seconds.
         demand: The load.
     """
-    step_s = itl * demand.tokens_each
+    step_s = itl * demand.tokens_each - chances.local.behind_each_s(demand)
     points = jnp.asarray(lattice(_STEADY_POINTS))
     ttft = first_tokens(chances, demand, points)
     steps = decode_steps(steps_of_outputs(demand, points))
@@ -519,6 +544,8 @@ def steady_latencies(chances: Chances, itl: Scalar, demand: Demand) -> Drawn:
     if chances.clients is not None:
         requests = _requests_of(chances.clients, ttft, points)
         ttft, pace_s = requests.ttft, requests.pace_s(chances.clients, steps, pace_s)
+    pace_s += behind_s(chances.local, points) / jnp.maximum(steps, LITTLE)
     e2e = ttft + steps * pace_s
-    gap_s = between_tokens(gaps(chances, step_s, points), demand, points)
+    gap_s = gaps(chances, step_s, points) + behind_in_gaps_s(chances.local, demand, points)
+    gap_s = between_tokens(gap_s, demand, points)
     return Drawn(ttft, pace_s / demand.tokens_each, e2e, gap_s, stratum(points))

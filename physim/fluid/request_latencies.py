@@ -14,6 +14,8 @@ from physim.batching.guards import EDGE, HARDLY, LITTLE, SMALL, TINY
 from physim.fluid.distributions import quantiles
 from physim.fluid.first_token import Local
 from physim.fluid.percentiles import (
+    behind_in_gaps_s,
+    behind_s,
     between_tokens,
     chances,
     decode_factors,
@@ -251,8 +253,10 @@ def _request(
     decode *= later.as_seen / later.local.mean
     mean = jnp.maximum(decode, 0.0) / jnp.maximum(steps, LITTLE)
     tpot = mean * decode_factors(parts, later.as_seen, steps, points)
+    tpot += behind_s(local, points) / jnp.maximum(steps, LITTLE)
     e2e = ttft + steps * tpot
     gap = gaps(parts, later.as_seen, points) * mean / later.as_seen
+    gap += behind_in_gaps_s(local, demand, points)
     gap = between_tokens(gap, demand, points)
     timeout = schedule.timeout
     kept = jnp.ones_like(e2e)

@@ -422,7 +422,7 @@ def _observed(
     if demand.contexts is not None:
         busy = jnp.where(demand.closed & ~demand.in_rounds, _busy_others(demand, running), busy)
     met = local(steps, occupancy, model.corrections, demand, limits)
-    itl = met.as_seen
+    itl = met.as_seen + met.behind_each_s(demand)
     loading = jnp.zeros_like(step) if demand.loading_s is None else demand.loading_s
     with_slot = loading if demand.fetching_s is None else loading - demand.fetching_s
     # Mean steps of those that run, with all slots taken and with a part of them.
