@@ -1,5 +1,6 @@
 """Queues by chance against closed forms, and the KV cache's room."""
 
+import heapq
 import math
 
 import jax
@@ -22,7 +23,13 @@ from physim.batching.batch_statistics import (
 from physim.batching.kind_times import _decoding_without_graph
 from physim.batching.kv_capacity import blocks_held, requests_held
 from physim.batching.prefix_cache import Prefixes
-from physim.batching.queueing import coming_together, peakedness, wait_for_a_slot, wait_for_tokens
+from physim.batching.queueing import (
+    Varied,
+    coming_together,
+    peakedness,
+    wait_for_a_slot,
+    wait_for_tokens,
+)
 from physim.batching.strata import PARTS
 from physim.fluid.distributions import drawn, drawn_at_times, quantiles, reciprocal_gamma
 from physim.fluid.percentiles import lattice
@@ -55,7 +62,7 @@ def test_an_exponential_number_as_far_as_there_is_room():
 @pytest.mark.parametrize("servers", [4, 8, 32, 128])
 @pytest.mark.parametrize("share", [0.5, 0.8, 0.95])
 def test_equal_steps_are_erlangs_queue(servers, share):
-    waiting, chance = wait_for_a_slot(servers * share / 0.01, float(servers), 0.01, 0.0, 1.0, 1.0)
+    waiting, chance = wait_for_a_slot(servers * share / 0.01, float(servers), 0.01, 0.0, Varied())
     exact_chance, exact_waiting = erlang(servers, share)
     assert chance == pytest.approx(exact_chance, rel=0.03)
     assert waiting == pytest.approx(exact_waiting, rel=0.03)
@@ -70,7 +77,7 @@ def test_steps_that_grow_with_the_batch_are_a_birth_death_chain():
     share = offered * step[-1] / slots
     beyond = weights[-1] / (1 - share)
     chance = beyond / (weights[:-1].sum() + beyond)
-    waiting, found = wait_for_a_slot(offered, float(slots), step[-1], 0.0001, 1.0, 1.0)
+    waiting, found = wait_for_a_slot(offered, float(slots), step[-1], 0.0001, Varied())
     assert share < 0.95
     assert found == pytest.approx(chance, rel=0.03)
     assert waiting == pytest.approx(chance * share / (1 - share), rel=0.03)
@@ -79,9 +86,68 @@ def test_steps_that_grow_with_the_batch_are_a_birth_death_chain():
 def test_even_arrivals_of_equal_requests_never_wait_for_a_slot():
     peaked = peakedness(0.0, 1.0)
     assert peaked == 0.0
-    waiting, _ = wait_for_a_slot(0.9 * 64 / 0.01, 64.0, 0.01, 0.0, peaked, 0.0)
+    equal = Varied(peaked, peaked, 0.0, 0.0, 0.0)
+    waiting, _ = wait_for_a_slot(0.9 * 64 / 0.01, 64.0, 0.01, 0.0, equal)
     assert waiting < 1e-6
     assert peakedness(1.0, 0.3) == 1.0  # Poisson, whatever the lengths
+
+
+def waits_where_prompts_hold_others_up(slots, step_s, prompt_s, steps, rate, seed=2, count=60_000):
+    """Requests that wait, mean, and the chance to, at an engine that is walked: prompts go first."""
+    rng = np.random.default_rng(seed)
+    arrivals = np.cumsum(rng.exponential(1 / rate, count))
+    lives = rng.choice(steps, count)
+    now, done, place, started, ends = 0.0, 0, 0, 0, []
+    waited = waiting_s = 0.0
+    while started < count:
+        while place < count and arrivals[place] <= now:
+            place += 1
+        if not ends and place == started:
+            now = arrivals[place]
+            continue
+        if place > started and len(ends) < slots:
+            heapq.heappush(ends, done + lives[started])
+            # What waits for the step under way alone waits for no slot.
+            beyond = now - arrivals[started] - step_s
+            waited, waiting_s = waited + (beyond > prompt_s), waiting_s + max(beyond, 0.0)
+            started, now = started + 1, now + prompt_s
+            continue
+        now, done = now + step_s, done + 1
+        while ends and ends[0] <= done:
+            heapq.heappop(ends)
+    return waiting_s / now, waited / count
+
+
+@pytest.mark.parametrize("share", [0.8, 0.9])
+@pytest.mark.parametrize("varied", [False, True])
+def test_a_slot_is_waited_for_less_where_prompts_hold_others_up(share, varied):
+    # 16 slots, steps of 5 ms, prompts of 20 ms, answers of 100 steps: with all slots taken 16
+    # requests end in 100 x 5 + 16 x 20 = 820 ms, of which prompts take 39%.
+    slots, step_s, prompt_s, mean = 16, 0.005, 0.02, 100
+    ranks = (np.arange(2000) + 0.5) / 2000
+    steps = np.ceil(-mean * np.log(ranks))
+    if varied:
+        # Log-normal ones of a squared coefficient of variation of three.
+        steps = np.ceil(mean * np.random.default_rng(0).lognormal(-0.693, 1.177, 4000))
+    full_s = mean * step_s + slots * prompt_s
+    rate = share * slots / full_s
+    waiting, chance = waits_where_prompts_hold_others_up(slots, step_s, prompt_s, steps, rate)
+    taken = rate * prompt_s
+    evenness = np.minimum(*np.random.default_rng(1).choice(steps, (2, 100_000))).mean() / mean
+    found, of_all = wait_for_a_slot(
+        rate * steps.mean(),
+        float(slots),
+        step_s + slots * prompt_s / mean,
+        prompt_s / mean,
+        Varied(
+            clumped=peakedness(1 / (1 - taken) ** 2, evenness),
+            steps_cv2=steps.var() / steps.mean() ** 2,
+            prompt_cv2=0.0,
+        ),
+        prompt_s / mean,
+    )
+    assert of_all == pytest.approx(chance, rel=0.25)
+    assert found == pytest.approx(waiting, rel=0.25)
 
 
 def left_when_requests_come(prompts, room, full_s, rate, seed=3, count=60_000):
