@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import jax.numpy as jnp
+from jaxtyping import Float
 
 from physim.batching.contexts import Blocks, contexts_found
 from physim.batching.demand import Demand
@@ -10,26 +11,37 @@ from physim.batching.guards import LITTLE
 from physim.batching.limits import Limits
 from physim.batching.prefix_cache import Prefixes, hits
 from physim.batching.root_finding import NEWTON_STEPS
-from physim.types import Scalar
+from physim.types import AnyArray, Scalar
 
 
 def private_blocks(limits: Limits, demand: Demand, age: Scalar) -> Scalar:
     """KV blocks of a request that has an age, apart from its cached prefix.
 
-    Requests are met while they decode, so those of long outputs more often. The last block is half
-    full. Of layers with a window a request holds no more than that, and of
-    those with a state as much at any age.
+    Requests are met while they decode, so those of long outputs more often.
 
     Args:
         limits: The engine's limits.
         demand: The load.
-        age: Tokens that the request has generated.
+        age: Tokens that the request has generated, mean.
     """
-    return blocks_of(limits, demand.met_tokens - demand.prefixes.tokens + age)
+    tokens, share = _met_tokens(demand)
+    tokens *= (demand.met_tokens - demand.prefixes.tokens + age) / jnp.sum(share * tokens)
+    return jnp.sum(share * blocks_of(limits, tokens))
 
 
-def blocks_of(limits: Limits, tokens: Scalar) -> Scalar:
+def _met_tokens(
+    demand: Demand,
+) -> tuple[Float[AnyArray, " strata"], Float[AnyArray, " strata"]]:
+    """KV tokens of requests, half of their answers made, and how often each is met."""
+    tokens = demand.prompts + demand.tokens_each * demand.output_steps / 2
+    return tokens, demand.output_steps / jnp.sum(demand.output_steps)
+
+
+def blocks_of(limits: Limits, tokens: Float[AnyArray, "*n"]) -> Float[AnyArray, "*n"]:
     """KV blocks of a request that has so many tokens of its own, of which the last is half full.
+
+    Of layers with a window a request holds no more than that, and of those with a state as much at
+    any age.
 
     Args:
         limits: The engine's limits.
@@ -66,10 +78,9 @@ def kv_cv2(demand: Demand) -> Scalar:
 
     Long answers are met more often.
     """
-    tokens = demand.prompts + demand.tokens_each * demand.output_steps / 2
-    mean = jnp.sum(demand.output_steps * tokens) / jnp.sum(demand.output_steps)
-    squares = jnp.sum(demand.output_steps * tokens**2) / jnp.sum(demand.output_steps)
-    return jnp.maximum(squares / mean**2 - 1.0, 0.0)
+    tokens, share = _met_tokens(demand)
+    mean, square = jnp.sum(share * tokens), jnp.sum(share * tokens**2)
+    return jnp.maximum(square / mean**2 - 1.0, 0.0)
 
 
 def kv_use(limits: Limits, demand: Demand, running: Scalar, age: Scalar) -> Scalar:
