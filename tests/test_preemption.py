@@ -13,7 +13,7 @@ from limits_by_hand import config_of
 
 import physim
 from physim.batching.demand import Demand
-from physim.batching.kv_capacity import kv_slots
+from physim.batching.kv_capacity import kv_slots, private_blocks
 from physim.batching.limits import Limits
 from physim.batching.preemption import (
     displaced_tokens,
@@ -152,6 +152,16 @@ def test_ranks_have_caches_of_their_own():
     one = limits_of(2000, max_num_seqs=512)
     two = dataclasses.replace(one, kv_blocks=4000, max_num_seqs=1024, ranks=2)
     assert recomputed(two, demand) == pytest.approx(recomputed(one, demand), rel=1e-6)
+
+
+def test_layers_with_a_window_hold_no_more_of_long_requests():
+    # Prompts of 100 and 10,000 tokens with 50 generated, half of them on average: 125 and 10,025.
+    lengths = physim.RequestLengths.from_columns([100.0, 10_000.0], [50.0, 50.0])
+    demand = Demand.from_load(Load.of_requests(lengths, rate=1.0), 16)
+    limits = limits_of(4000, window=1024.0, window_share=5.0)
+    own = (125 + 10_025) / 2 / 16 + 0.5
+    seen = 5 * (125 + 1024 + 16) / 2 / 16
+    assert private_blocks(limits, demand, demand.age) == pytest.approx(own + seen, rel=1e-3)
 
 
 def test_states_that_do_not_grow_are_held_but_hardly_computed():
