@@ -185,7 +185,9 @@ class Local(NamedTuple):
             peakedness(demand.arrival_cv2, demand.evenness) + by_blocks,
             self.bunched + by_blocks,
             demand.arrival_cv2,
-            demand.output_cv2,
+            # Who has many blocks has them as long: of both, as though they had nothing to do with
+            # each other.
+            (1.0 + demand.output_cv2) * (1.0 + by_blocks) - 1.0,
             self.prompt_cv2,
         )
 
