@@ -93,7 +93,7 @@ def test_even_arrivals_of_equal_requests_never_wait_for_a_slot():
 
 
 def waits_where_prompts_hold_others_up(slots, step_s, prompt_s, steps, rate, seed=2, count=60_000):
-    """Requests that wait, mean, and the chance to, at an engine that is walked: prompts go first."""
+    """Requests that wait, mean, and the chance to, at an engine that computes prompts first."""
     rng = np.random.default_rng(seed)
     arrivals = np.cumsum(rng.exponential(1 / rate, count))
     lives = rng.choice(steps, count)
