@@ -87,7 +87,7 @@ def joint_lengths(rng: np.random.Generator) -> tuple[str, Any]:
         few, many = np.exp(rng.uniform(np.log([50, 2000]), np.log([1000, 20_000])))
         answers = np.exp(rng.uniform(np.log(20), np.log(800), 2))
         inputs = np.where(short, few, many) * np.exp(rng.normal(0, 0.4, 2000))
-        outputs = np.where(short, *answers) * np.exp(rng.normal(0, 0.6, 2000))
+        outputs = np.where(short, answers[0], answers[1]) * np.exp(rng.normal(0, 0.6, 2000))
         inputs, outputs = np.maximum(np.rint(np.stack([inputs, outputs])), 1)
         name = f"{few:.0f} in and {answers[0]:.0f} out, or {many:.0f} and {answers[1]:.0f}"
     return name, physim.RequestLengths.from_columns(*(own.tolist() for own in cut(inputs, outputs)))
