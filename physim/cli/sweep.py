@@ -58,7 +58,7 @@ def sweep(
         except KeyboardInterrupt:
             print_line(f"stopped with {parts} in {out}; go on with --resume", err=True)
             raise
-    stdout().print(f"{count:,} cases in {out}")
+    stdout().print(f"{count:,} case{'s' if count != 1 else ''} in {out}")
     problems = _problems(out)
     if problems:
         reason, most = problems.most_common(1)[0]
