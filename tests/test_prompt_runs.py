@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from scipy.stats import poisson
+from scipy.stats import nbinom, poisson
 
 from physim.batching.prompt_runs import (
     DecodeCycle,
@@ -20,6 +20,7 @@ MOST = 120
 # Prompts of one length that come by chance to one rank, in steps of any size.
 PLAIN = {
     "several": 1e9,
+    "each_cv2": 0.0,
     "varied": 0.0,
     "unfinished": 0.0,
     "arrival_cv2": 1.0,
@@ -49,6 +50,24 @@ def test_a_run_lasts_as_long_as_its_chain(waiting, fixed, each):
     assert chance == pytest.approx(-np.expm1(-waiting))
     exact = first_passage(waiting, fixed, each, lambda n, mean: poisson.pmf(n, mean))
     assert steps == pytest.approx(exact, rel=1e-3)
+
+
+@pytest.mark.parametrize("varied", [0.5, 2.0, 8.0])
+@pytest.mark.parametrize(("waiting", "fixed", "each"), [(1.6, 0.6, 0.4), (4.2, 0.9, 0.5)])
+def test_prompts_of_varied_lengths_have_shorter_runs(waiting, fixed, each, varied):
+    # What n prompts add has a gamma distribution, so that a negative binomial number come in it.
+    numbers = np.arange(MOST)
+    moves = [
+        np.convolve(
+            poisson.pmf(numbers, fixed), nbinom.pmf(numbers, n / varied, 1 / (1 + varied * each))
+        )[1:MOST]
+        for n in numbers[1:]
+    ]
+    steps = np.linalg.solve(np.eye(MOST - 1) - np.array(moves), np.ones(MOST - 1))
+    exact = poisson.pmf(numbers[1:], waiting) @ steps
+    found = steps_after(waiting, fixed, each, 1.0, varied)[1]
+    assert found == pytest.approx(exact, rel=1e-3)
+    assert found < 0.97 * steps_after(waiting, fixed, each, 1.0)[1]
 
 
 def test_bursts_make_runs_shorter_and_even_arrivals_have_none_that_ends():

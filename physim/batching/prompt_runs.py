@@ -33,7 +33,8 @@ class DecodeCycle(NamedTuple):
     Attributes:
         decode_s: The step that decodes.
         fixed_s: What a step for prompts takes however many they are.
-        each_s: What each prompt adds to it.
+        each_s: What each prompt adds to it,
+        each_cv2: and the squared coefficient of variation of that.
         further_s: What each prompt beyond `several` adds beyond that.
         several: Prompts up to which each adds as much.
         varied: Squared coefficient of variation of the times of steps for prompts.
@@ -53,6 +54,7 @@ class DecodeCycle(NamedTuple):
     decode_s: Scalar
     fixed_s: Scalar
     each_s: Scalar
+    each_cv2: Scalar
     further_s: Scalar
     several: Scalar
     varied: Scalar
@@ -130,7 +132,8 @@ def _residual(log_rate: Scalar, cycle: DecodeCycle) -> tuple[Scalar, Run]:
         waiting, fixed = (jnp.maximum(rate * s / ranks, TINY) for s in seen_s)
         each = jnp.maximum(rate * cycle.each_s, 0.0)
         chance, steps = (
-            x / cycle.every for x in steps_after(waiting, fixed, each, cycle.arrival_cv2)
+            x / cycle.every
+            for x in steps_after(waiting, fixed, each, cycle.arrival_cv2, cycle.each_cv2)
         )
         more = jnp.clip(steps, cycle.least, cycle.most) - cycle.least
         return chance, cycle.least + cycle.room * more
@@ -233,15 +236,20 @@ def all_busy(busy: Scalar, ranks: Number, dealt: Scalar) -> Scalar:
 
 
 def steps_after(
-    waiting: Scalar, fixed: Scalar, each: Scalar, arrival_cv2: Scalar
+    waiting: Scalar,
+    fixed: Scalar,
+    each: Scalar,
+    arrival_cv2: Scalar,
+    each_cv2: Scalar | float = 0.0,
 ) -> tuple[Scalar, Scalar]:
     """Chance that a run of steps for prompts follows a step, and the mean number of its steps.
 
     A step for ``n`` prompts takes as long as ``fixed + each n`` of them need to come. With Poisson
     arrivals their numbers in steps that follow one another are a branching process with
     immigration, and the run ends where it is first at zero. A prompt has descendants in the
-    ``j``-th step after its own with the chance ``q_0 = 1, q_(j+1) = 1 - exp(-each q_j)``, so that
-    the mean number of steps is, as the mean first passage of a Markov chain,
+    ``j``-th step after its own with the chance ``q_0 = 1, q_(j+1) = 1 - E exp(-each q_j)`` over the
+    times that prompts add, of a gamma distribution, so that the mean number of steps is, as the
+    mean first passage of a Markov chain,
 
         exp(fixed sum q_j) sum_k exp(-fixed (q_0 + ... + q_(k-1))) (1 - exp(-waiting q_k))
 
@@ -252,8 +260,10 @@ def steps_after(
         waiting: Prompts that come in the step before the run, mean.
         fixed: Prompts that come in the time that a step takes however many it computes, mean,
         each: and in the time that each adds to it.
-        arrival_cv2: Squared coefficient of variation of the times between arrivals.
+        arrival_cv2: Squared coefficient of variation of the times between arrivals,
+        each_cv2: and of the times that prompts add.
     """
+    spread = jnp.maximum(each_cv2, SMALL)
     level, even = arrival_evenness(arrival_cv2), jnp.minimum(waiting, 1.0)
     next_even = jnp.minimum(fixed + each, 1.0)
     waiting, fixed, each = (x * clumps(fixed + each, arrival_cv2) for x in (waiting, fixed, each))
@@ -262,7 +272,7 @@ def steps_after(
     for _ in range(_GENERATIONS):
         total += jnp.exp(-fixed * before) * -jnp.expm1(-waiting * descendants)
         before += descendants
-        descendants = -jnp.expm1(-each * descendants)
+        descendants = -jnp.expm1(-jnp.log1p(each * spread * descendants) / spread)
     ends = chance / total * jnp.exp(-fixed * before)
     chance = level * even + (1 - level) * chance
     ends = level * (1.0 - next_even) + (1 - level) * ends

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from physim.batching.batch_statistics import prefill_share
 from physim.batching.demand import Demand
-from physim.batching.guards import HARDLY
+from physim.batching.guards import HARDLY, TINY
 from physim.batching.limits import Limits
 from physim.batching.looks import looks_at
 from physim.batching.occupancy import Occupancy
@@ -114,10 +114,14 @@ def cycle_of(
     # Of one look in so many steps; times the steps with prompts that follow on it, by chance.
     share = prefill_share(every * of_rank, occupancy.start_cv2(demand) * in_turn, fitting)
     share *= looks_at(of_rank, limits).share / -jnp.expm1(-every * of_rank)
+    # Steps of one prompt vary with it, by what it adds.
+    whole_s, each_s = kinds.of_whole_prompts(kinds.prompts.interval), steps.each.interval * chunks
+    variance = kinds.chunks.cv2(whole_s) * kinds.chunks.mean(whole_s) ** 2
     return DecodeCycle(
         decode_s=kinds.decode.interval,
         fixed_s=steps.one.interval - steps.each.interval,
-        each_s=steps.each.interval * chunks,
+        each_s=each_s,
+        each_cv2=variance / jnp.maximum(each_s, TINY) ** 2,
         further_s=(steps.further.interval - steps.each.interval) * chunks,
         several=steps.several / chunks,
         varied=kinds.varied(kinds.prompts.latency, kinds.decode.latency),
