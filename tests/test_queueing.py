@@ -26,6 +26,7 @@ from physim.batching.prefix_cache import Prefixes
 from physim.batching.queueing import (
     Varied,
     coming_together,
+    lasting,
     peakedness,
     wait_for_a_slot,
     wait_for_tokens,
@@ -83,6 +84,11 @@ def test_steps_that_grow_with_the_batch_are_a_birth_death_chain():
     assert waiting == pytest.approx(chance * share / (1 - share), rel=0.03)
 
 
+def test_clumps_last_where_requests_end_as_they_began():
+    # Equal ones all end together, of exponential ones any is next, and half of it between.
+    assert [lasting(1.0, 4.0, even) for even in (1.0, 0.75, 0.5, 0.3)] == [4.0, 2.5, 1.0, 1.0]
+
+
 def test_even_arrivals_of_equal_requests_never_wait_for_a_slot():
     peaked = peakedness(0.0, 1.0)
     assert peaked == 0.0
@@ -134,13 +140,15 @@ def test_a_slot_is_waited_for_less_where_prompts_hold_others_up(share, varied):
     waiting, chance = waits_where_prompts_hold_others_up(slots, step_s, prompt_s, steps, rate)
     taken = rate * prompt_s
     evenness = np.minimum(*np.random.default_rng(1).choice(steps, (2, 100_000))).mean() / mean
+    clumped = peakedness(1 / (1 - taken) ** 2, evenness)
     found, of_all = wait_for_a_slot(
         rate * steps.mean(),
         float(slots),
         step_s + slots * prompt_s / mean,
         prompt_s / mean,
         Varied(
-            clumped=peakedness(1 / (1 - taken) ** 2, evenness),
+            peaked=clumped,
+            lasting=lasting(1.0, clumped, evenness),
             steps_cv2=steps.var() / steps.mean() ** 2,
             prompt_cv2=0.0,
         ),

@@ -49,17 +49,32 @@ class Varied(NamedTuple):
 
     Attributes:
         peaked: Peakedness of the number that run,
-        clumped: and of that number where prompts hold others up while more come.
+        lasting: and what is left of it once all slots are taken.
         arrival_cv2: Squared coefficient of variation of the times between arrivals,
         steps_cv2: of the steps of a request,
         prompt_cv2: and of the time that its prompt takes.
     """
 
     peaked: Scalar | float = 1.0
-    clumped: Scalar | float = 1.0
+    lasting: Scalar | float = 1.0
     arrival_cv2: Scalar | float = 1.0
     steps_cv2: Scalar | float = 1.0
     prompt_cv2: Scalar | float = 1.0
+
+
+def lasting(by_arrivals: Scalar, clumped: Scalar, evenness: Scalar) -> Scalar:
+    """What is left of a peakedness once all slots are taken and requests start as others end.
+
+    Clumps that prompts make while requests come last where lengths are equal, since all of a clump
+    end together. Of exponential lengths any may end next, whoever began with it.
+
+    Args:
+        by_arrivals: Peakedness by the times between arrivals alone.
+        clumped: Peakedness where prompts hold others up while more come.
+        evenness: Mean of the lesser of two lengths, over the mean length: a half of exponential
+            ones.
+    """
+    return by_arrivals + jnp.maximum(2 * evenness - 1.0, 0.0) * (clumped - by_arrivals)
 
 
 def wait_for_a_slot(
@@ -81,9 +96,9 @@ def wait_for_a_slot(
     that run while others take their places; below the slots prompts come as requests do, however
     many run, and take the same share of the time.
 
-    With all slots taken a prompt is computed whenever a request ends, not whenever one comes. So
-    there are no clumps in the tail, and of the time between two ends only the part that prompts
-    leave varies as lengths do.
+    With all slots taken a prompt is computed whenever a request ends, not whenever one comes, so
+    that of the time between two ends only the part that prompts leave varies as lengths do. Clumps
+    in which requests came last as far as they end as they began: see `lasting`.
 
     Args:
         offered: Steps that arriving requests need, per second.
@@ -94,7 +109,7 @@ def wait_for_a_slot(
         prompts: Of ``slower``, what is for the prompts of those that take the places of others.
     """
     # Where arrivals and lengths are more even, no chance is left worth a sum.
-    unit, in_tail = (jnp.maximum(x, HARDLY) for x in (varied.clumped, varied.peaked))
+    unit, in_tail = (jnp.maximum(x, HARDLY) for x in (varied.peaked, varied.lasting))
     load, room = offered / unit, slots / unit
     fixed = jnp.maximum(slowest - slower * slots, HARDLY * slowest)
     slope = (slowest - fixed) / room

@@ -16,7 +16,13 @@ from physim.batching.limits import Limits
 from physim.batching.looks import looks_at
 from physim.batching.occupancy import Occupancy
 from physim.batching.prompt_chunks import GROUPS
-from physim.batching.queueing import Varied, coming_together, peakedness, wait_for_tokens
+from physim.batching.queueing import (
+    Varied,
+    coming_together,
+    lasting,
+    peakedness,
+    wait_for_tokens,
+)
 from physim.batching.step_kinds import FULL, KINDS
 from physim.batching.step_mix import Steps
 from physim.batching.strata import PARTS
@@ -181,9 +187,10 @@ class Local(NamedTuple):
             demand: The load.
             by_blocks: What their KV blocks add to the peakedness of the number that run.
         """
+        by_arrivals = peakedness(demand.arrival_cv2, demand.evenness)
         return Varied(
-            peakedness(demand.arrival_cv2, demand.evenness) + by_blocks,
             self.bunched + by_blocks,
+            lasting(by_arrivals, self.bunched, demand.evenness) + by_blocks,
             demand.arrival_cv2,
             # Who has many blocks has them as long: of both, as though they had nothing to do with
             # each other.
