@@ -71,16 +71,14 @@ def print_json(content: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None
 
 
 def write(draw: Callable[[], Axes | Sequence[Axes]], path: Path) -> None:
-    """Draws a picture, writes it, and says where on stderr, so that stdout may be JSON.
+    """Draws a picture and writes it, and says so on a terminal while it lasts.
 
     Args:
         draw: What draws it.
         path: A PNG or SVG.
     """
-    from physim.cli.console import print_line
     from physim.cli.progress import running
     from physim.plot import save
 
     with running("drawing"):
         save(draw(), path)
-    print_line(f"written to {path}", err=True)

@@ -160,7 +160,7 @@ def recommend(
         from physim.plot import draw_pareto
 
         write(lambda: draw_pareto(found), pareto)
-    for path in (schedule, manifest):
+    for path in (schedule, plot, manifest, pareto):
         if path is not None and not as_json:
             print_line(f"written to {path}")
 
