@@ -491,7 +491,7 @@ def test_a_sweep_is_shown(run, monkeypatch, tmp_path):
     code, out, err = run("sweep", "grid.yaml", "--out", out_folder)
     assert (code, err) == (0, "")
     assert out.splitlines() == [
-        f"1 cases in {printable(str(out_folder))}",
+        f"1 case in {printable(str(out_folder))}",
         f"1 of them have no prediction, 1 since: {SHOWN}",
     ]
 

@@ -37,7 +37,7 @@ def _met_tokens(
     return tokens, demand.output_steps / jnp.sum(demand.output_steps)
 
 
-def blocks_of(limits: Limits, tokens: Float[AnyArray, "*n"]) -> Float[AnyArray, "*n"]:
+def blocks_of(limits: Limits, tokens: Float[AnyArray, "*n"] | float) -> Float[AnyArray, "*n"]:
     """KV blocks of a request that has so many tokens of its own, of which the last is half full.
 
     Of layers with a window a request holds no more than that, and of those with a state as much at
