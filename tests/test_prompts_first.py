@@ -3,8 +3,9 @@
 import pytest
 
 import physim
+from physim.inputs.stages import Stage
 
-SGLANG = {"engine": "sglang", "fit": "none", "max_model_len": 32_768}
+ENGINE = {"engine": "sglang", "max_model_len": 32_768}
 # A third of the prompts are as long as a step has tokens, or longer.
 LONG = {
     "input_tokens": physim.Lengths.parse("lognormal:6000:6000"),
@@ -13,7 +14,7 @@ LONG = {
 
 
 def predicted(rate, **more):
-    options = SGLANG | LONG | {"gpu": "h100_sxm", "rate": rate} | more
+    options = ENGINE | LONG | {"fit": "none", "gpu": "h100_sxm", "rate": rate} | more
     return physim.predict("Qwen/Qwen3-8B", **options)
 
 
@@ -38,3 +39,13 @@ def test_who_decodes_waits_for_the_prompts_behind_its_own(rate):
     which = fluid.whole.latencies["itl"], replay.whole.latencies["itl"]
     assert which[0]["p50"] == pytest.approx(which[1]["p50"], rel=0.15)
     assert which[0]["p99"] == pytest.approx(which[1]["p99"], rel=0.5)
+
+
+def test_answers_of_one_token_have_no_gap_to_wait_in():
+    lengths = physim.RequestLengths.from_columns([6000.0, 6000.0, 300.0], [1.0, 120.0, 1.0])
+    for shape in ({"rate": 6.0}, {"stages": (Stage(6.0, 60.0),)}):
+        load = physim.Load.of_requests(lengths, **shape)
+        case = physim.Case.from_options("Qwen/Qwen3-8B", gpu="h100_sxm", **ENGINE).under(load)
+        (found,) = physim.predict_cases([case], physim.Corrections())
+        # Of a wait over gaps of which there are none, TPOT had a 99th percentile of minutes.
+        assert found.whole.latencies["tpot"]["p99"] < 0.5 * found.whole.latencies["e2e"]["p99"]

@@ -417,21 +417,30 @@ def gaps(
     return alone + jnp.where(points[:, _PHASE] < met, longer, 0.0)
 
 
-def behind_s(local: Local, points: Float[AnyArray, "points parts"]) -> Float[AnyArray, " points"]:
-    """How long requests wait for prompts behind theirs before they decode, seconds.
+def _behind_s(local: Local, points: Float[AnyArray, "points parts"]) -> Float[AnyArray, " points"]:
+    """How long requests wait for prompts behind theirs before they decode, seconds."""
+    place = (points[:, _SLOT] + points[:, _BESIDE]) % 1.0
+    return local.behind * drawn_at_times(place, local.queued, local.queue_cv)
+
+
+def behind_by_step_s(
+    local: Local, steps: Float[AnyArray, " points"], points: Float[AnyArray, "points parts"]
+) -> Float[AnyArray, " points"]:
+    """How long requests wait for prompts behind theirs, over their steps, seconds.
 
     Args:
         local: What they meet.
+        steps: Steps in which they decode; who has none does not wait.
         points: The points of a lattice.
     """
-    place = (points[:, _SLOT] + points[:, _BESIDE]) % 1.0
-    return local.behind * drawn_at_times(place, local.queued, local.queue_cv)
+    waits = _behind_s(local, points) / jnp.maximum(steps, 1.0)
+    return jnp.where(steps > 0, waits, 0.0)
 
 
 def behind_in_gaps_s(
     local: Local, demand: Demand, points: Float[AnyArray, "points parts"]
 ) -> Float[AnyArray, " points"]:
-    """The same in gaps between tokens, of which the first of each request has it, seconds.
+    """The same wait in gaps between tokens, of which the first of each request has it, seconds.
 
     Args:
         local: What requests meet.
@@ -439,7 +448,7 @@ def behind_in_gaps_s(
         points: The points.
     """
     is_first = (points[:, _FOUND] + points[:, _BEFORE]) % 1.0 * demand.decode_steps < 1.0
-    return jnp.where(is_first, behind_s(local, points), 0.0)
+    return jnp.where(is_first, _behind_s(local, points), 0.0)
 
 
 def _steps_beyond_first(
@@ -544,7 +553,7 @@ def steady_latencies(chances: Chances, itl: Scalar, demand: Demand) -> Drawn:
     if chances.clients is not None:
         requests = _requests_of(chances.clients, ttft, points)
         ttft, pace_s = requests.ttft, requests.pace_s(chances.clients, steps, pace_s)
-    pace_s += behind_s(chances.local, points) / jnp.maximum(steps, LITTLE)
+    pace_s += behind_by_step_s(chances.local, steps, points)
     e2e = ttft + steps * pace_s
     gap_s = gaps(chances, step_s, points) + behind_in_gaps_s(chances.local, demand, points)
     gap_s = between_tokens(gap_s, demand, points)

@@ -14,8 +14,8 @@ from physim.batching.guards import EDGE, HARDLY, LITTLE, SMALL, TINY
 from physim.fluid.distributions import quantiles
 from physim.fluid.first_token import Local
 from physim.fluid.percentiles import (
+    behind_by_step_s,
     behind_in_gaps_s,
-    behind_s,
     between_tokens,
     chances,
     decode_factors,
@@ -253,7 +253,7 @@ def _request(
     decode *= later.as_seen / later.local.mean
     mean = jnp.maximum(decode, 0.0) / jnp.maximum(steps, LITTLE)
     tpot = mean * decode_factors(parts, later.as_seen, steps, points)
-    tpot += behind_s(local, points) / jnp.maximum(steps, LITTLE)
+    tpot += behind_by_step_s(local, steps, points)
     e2e = ttft + steps * tpot
     gap = gaps(parts, later.as_seen, points) * mean / later.as_seen
     gap += behind_in_gaps_s(local, demand, points)
