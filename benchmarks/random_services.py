@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from real_traffic import FILES, cut
+from real_traffic import FILES, cut, latencies, middle
 from real_traffic import lengths as lengths_of
 
 MODELS = (
@@ -147,16 +147,12 @@ def outcome(seed: int, number: int) -> Outcome | None:
     case = alone.under(physim.Load.of_requests(own, rate=rate, **shape))
     (fluid,) = physim.predict_cases([case], Corrections())
     result = replay_of(workload(own, rate, cv2), case, Corrections())
-    frame = result.to_frame()
-    frame = frame.iloc[len(frame) // 5 : int(0.9 * len(frame))]
-    found = result.latencies(frame, *frame["arrival_s"].iloc[[0, -1]])
-    gaps = (frame["output_tokens"] - 1).sum()
-    found["itl"]["mean"] = (frame["e2e_s"] - frame["ttft_s"]).sum() / gaps
-    own_errors = {}
+    found = latencies(result, *middle(result.to_frame()))
+    errors = {}
     for name in METRICS:
         metric, which = name.split()
-        own_errors[name] = 100 * (fluid.whole.latencies[metric][which] / found[metric][which] - 1)
-    return Outcome(what, engine, share, own_errors)
+        errors[name] = 100 * (fluid.whole.latencies[metric][which] / found[metric][which] - 1)
+    return Outcome(what, engine, share, errors)
 
 
 def table(found: list[Outcome], by: str, kinds: tuple[Any, ...]) -> None:

@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 TRACES = Path(__file__).parents[2] / "shared" / "traces"
 FILES = {
@@ -210,18 +211,27 @@ def replayed(row: Row) -> dict[str, float]:
     result = replay_of(workload(row, case.demanded.rate), case, Corrections())
     frame, within = result.to_frame(), (0.0, np.inf)
     if row.arrival != "trace":
-        frame = frame.iloc[len(frame) // 5 : int(0.9 * len(frame))]
-        within = tuple(frame["arrival_s"].iloc[[0, -1]])
-    found = result.latencies(frame, *within)
-    gaps = (frame["output_tokens"] - 1).sum()
-    means = {"itl": (frame["e2e_s"] - frame["ttft_s"]).sum() / gaps}
-    own = {
-        f"{metric} {which}": means.get(metric, found[metric][which])
-        if which == "mean"
-        else found[metric][which]
-        for metric, which in LATENCIES
-    }
+        frame, within = middle(frame)
+    found = latencies(result, frame, within)
+    own = {f"{metric} {which}": found[metric][which] for metric, which in LATENCIES}
     return own | result.work.between(*within).means()
+
+
+def middle(frame: pd.DataFrame) -> tuple[pd.DataFrame, tuple[float, float]]:
+    """Requests of a replay while it stays as it is, and when the first and the last arrived."""
+    frame = frame.iloc[len(frame) // 5 : int(0.9 * len(frame))]
+    first, last = frame["arrival_s"].iloc[[0, -1]]
+    return frame, (first, last)
+
+
+def latencies(
+    result: Any, frame: pd.DataFrame, within: tuple[float, float]
+) -> dict[str, dict[str, float]]:
+    """Latencies of some requests of a replay, with the mean ITL over all of their gaps."""
+    found: dict[str, dict[str, float]] = result.latencies(frame, *within)
+    gaps = (frame["output_tokens"] - 1).sum()
+    found["itl"]["mean"] = (frame["e2e_s"] - frame["ttft_s"]).sum() / gaps
+    return found
 
 
 def errors(row: Row, fluid: Any, found: dict[str, float]) -> dict[str, float]:
